@@ -34,7 +34,7 @@ from warploom.dsl.types.formats import Paged
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
 from warploom.errors import NoCudaCompiler, NoHostCompiler
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 CUDA_TILES = (
     TileConfig(128, 64, warps=8),

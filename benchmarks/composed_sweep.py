@@ -3,7 +3,7 @@
     python benchmarks/composed_sweep.py [--every-tile] [--quick] [--out FOLDER]
 
 The cases of shared_prefix.py, each with every tile that the model of costs weighs
-(`codegen/attention/composed_cost.py`), or with --every-tile with all that a batch may get. The
+(`codegen/choice/composed_cost.py`), or with --every-tile with all that a batch may get. The
 single format's output is compared with float64, those of the tiles with the single format's. The
 rows go to composed_tiles.jsonl, from which fit_composed_tiles.py makes the model's rates.
 """
@@ -43,10 +43,10 @@ from shared_prefix import (
 )
 
 import warploom as wl
-from warploom.codegen.attention.choice import every_tile
-from warploom.codegen.attention.composed_cost import composed_tiles
 from warploom.codegen.attention.templates import CPU
 from warploom.codegen.build import build_all
+from warploom.codegen.choice.composed_cost import composed_tiles
+from warploom.codegen.choice.tile_choice import every_tile
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.errors import WarploomError

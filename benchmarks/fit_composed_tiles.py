@@ -2,7 +2,7 @@
 
     python benchmarks/fit_composed_tiles.py [FILE]
 
-FILE is what `composed_sweep.py` wrote. Prints the rates for `codegen/attention/composed_cost.py`,
+FILE is what `composed_sweep.py` wrote. Prints the rates for `codegen/choice/composed_cost.py`,
 and how far the choices with them are from the fastest of the tiles that it has rates for: of cases
 that were fitted to, and of those that were left out.
 """
@@ -22,7 +22,7 @@ from composed_sweep import NAME
 from fit_tiles import ARCH, quality
 from harness import RESULTS, load_rows
 
-from warploom.codegen.attention.composed_cost import RATES, Kind, Rates, Reading
+from warploom.codegen.choice.composed_cost import RATES, Kind, Rates, Reading
 from warploom.codegen.source import TileConfig
 
 Reals = npt.NDArray[np.float64]
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     fitted = fit(cases)
     print(f"after: {quality(losses(fitted, cases))}")
     print(f"left out of the fit: {quality(held_out_losses(cases))}")
-    print(f"\nfor RATES[{ARCH!r}] in codegen/attention/composed_cost.py:")
+    print(f"\nfor RATES[{ARCH!r}] in codegen/choice/composed_cost.py:")
     for kind, rates in fitted.items():
         print(f"{kind}: {rates}")
 

@@ -2,7 +2,7 @@
 
     python benchmarks/fit_tiles.py [FILE]
 
-FILE is what `tile_sweep.py --small-heads` wrote. Prints the rates for `codegen/attention/cost.py`,
+FILE is what `tile_sweep.py --small-heads` wrote. Prints the rates for `codegen/choice/cost.py`,
 and how far the choices with them are from the fastest tile of each batch: of those that were fitted
 to, and of those that were left out. What memory does is the same for heads of any width, and is
 left as it is.
@@ -24,10 +24,10 @@ from harness import RESULTS, load_rows
 from tile_sweep import KV_HEADS, PAGE, SMALL
 
 import warploom as wl
-from warploom.codegen.attention.choice import tiles_weighed
-from warploom.codegen.attention.cost import MACHINES, Machine, Rates, predicted_with
 from warploom.codegen.attention.template import Work
 from warploom.codegen.attention.templates import template_of
+from warploom.codegen.choice.cost import MACHINES, Machine, Rates, predicted_with
+from warploom.codegen.choice.tile_choice import tiles_weighed
 from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import bfloat16
@@ -234,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"without the number of keys: {quality(losses(fitted, batches, lengths_known=False))}")
     for loss, one in sorted(zip(lost, batches, strict=True), key=lambda found: -found[0])[:5]:
         print(f"  {loss:.2f} x: head_dim {one.dim}, {one.work}")
-    print(f"\nfor MACHINES[{ARCH!r}] in codegen/attention/cost.py:")
+    print(f"\nfor MACHINES[{ARCH!r}] in codegen/choice/cost.py:")
     print(f"small_heads={fitted.small_heads}")
 
 

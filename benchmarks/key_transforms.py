@@ -40,9 +40,9 @@ from tables import CEILINGS
 
 import warploom as wl
 from warploom.codegen.attention import templates
-from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.hopper import Hopper
 from warploom.codegen.attention.templates import HOPPER
+from warploom.codegen.choice.tile_choice import choose_tile
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.lowering.specialize import for_pretransformed_keys
 from warploom.codegen.source import TileConfig

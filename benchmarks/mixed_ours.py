@@ -18,8 +18,8 @@ from peers_mixed import in_turn
 from plan_time import timed
 
 import warploom as wl
-from warploom.codegen.attention.choice import choose_tile
-from warploom.codegen.attention.role_choice import role_choices
+from warploom.codegen.choice.role_choice import role_choices
+from warploom.codegen.choice.tile_choice import choose_tile
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileConfig
 from warploom.runtime.devices.device import cuda_facts

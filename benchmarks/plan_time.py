@@ -23,12 +23,12 @@ import numpy.typing as npt
 import torch
 
 import warploom as wl
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.capacity import capacity
-from warploom.scheduler.layout import SEGMENT, Ints, Records
-from warploom.scheduler.plan import Plan, make_plan
-from warploom.scheduler.problem import Problem
-from warploom.scheduler.visibility import AllVisible
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.layout import SEGMENT, Ints, Records
+from warploom.scheduler.model.problem import Problem
+from warploom.scheduler.model.visibility import AllVisible
+from warploom.scheduler.plans.capacity import capacity
+from warploom.scheduler.plans.plan import Plan, make_plan
 
 Lengths = npt.NDArray[np.int64]
 

@@ -23,8 +23,8 @@ from rich.progress import track
 from rich.table import Table
 
 import warploom as wl
-from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import render_cuda
+from warploom.codegen.choice.tile_choice import choose_tile
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.compilers.cubin import read_resources
 from warploom.codegen.compilers.nvrtc import run_nvrtc
@@ -32,7 +32,7 @@ from warploom.dsl.types.dtypes import float16
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 LONG = 1000  # fused query rows of a request
 

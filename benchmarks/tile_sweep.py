@@ -30,10 +30,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import warploom as wl
-from warploom.codegen.attention.choice import every_tile, tiles_weighed
 from warploom.codegen.attention.template import MOST_TILES, SMALL_HEADS
 from warploom.codegen.attention.templates import CPU
 from warploom.codegen.build import build_all
+from warploom.codegen.choice.tile_choice import every_tile, tiles_weighed
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.errors import WarploomError

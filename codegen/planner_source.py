@@ -145,7 +145,7 @@ class PlannerSpec(KernelSpec):
     def _header(self) -> str:
         """Which file has the algorithm."""
         if self.longest_first:
-            return "list_planner"
+            return "host_planner/list_planner"
         return "planner/role_planner" if self.has_roles else "planner/planner"
 
     @property

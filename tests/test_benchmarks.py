@@ -208,10 +208,10 @@ def test_a_sweep_times_every_tile_and_stops_in_time(harness: ModuleType, tmp_pat
 def test_rates_are_found_again_in_times_that_they_made(
     harness: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from warploom.codegen.attention.choice import tiles_weighed
-    from warploom.codegen.attention.cost import MACHINES, Rates, predicted_with
     from warploom.codegen.attention.template import Work
     from warploom.codegen.attention.templates import template_of
+    from warploom.codegen.choice.cost import MACHINES, Rates, predicted_with
+    from warploom.codegen.choice.tile_choice import tiles_weighed
     from warploom.codegen.compilers.arch import arch_named
 
     fitter, sweep = __import__("fit_tiles"), __import__("tile_sweep")
@@ -246,7 +246,7 @@ def test_rates_are_found_again_in_times_that_they_made(
 
 
 def test_rates_of_small_heads_are_those_that_the_record_gives(harness: ModuleType) -> None:
-    from warploom.codegen.attention.cost import MACHINES
+    from warploom.codegen.choice.cost import MACHINES
 
     fitter = __import__("fit_tiles")
     machine = MACHINES[fitter.ARCH]
@@ -275,7 +275,7 @@ def test_a_chunk_beside_decodes_over_a_prefix_is_right_in_all_ways(
 def test_rates_of_composed_plans_are_those_that_the_record_gives(
     harness: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from warploom.codegen.attention.composed_cost import RATES
+    from warploom.codegen.choice.composed_cost import RATES
 
     fitter = __import__("fit_composed_tiles")
     cases = fitter.load(harness.RESULTS / "composed_tiles.jsonl")

@@ -47,7 +47,7 @@ def test_every_cache_of_the_benchmark_is_its_own(compile_time: ModuleType) -> No
 
 def test_the_kernels_it_compiles_are_what_users_get(compile_time: ModuleType) -> None:
     from warploom.codegen.attention.templates import render_cuda
-    from warploom.scheduler.layout import c_structs
+    from warploom.scheduler.model.layout import c_structs
 
     for tile in compile_time.CUDA_TILES:
         source = render_cuda(compile_time.gemma_like(), tile, c_structs())

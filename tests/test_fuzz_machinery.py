@@ -306,7 +306,7 @@ def test_kernels_for_devices_compile(all_cases: bool) -> None:
 
     from warploom.codegen.attention.templates import render_cuda
     from warploom.errors import NoCudaCompiler, UnsupportedSpec
-    from warploom.scheduler.layout import c_structs
+    from warploom.scheduler.model.layout import c_structs
 
     arch, count = arch_named("sm_90a"), 0
     for seed in range(40, 80):

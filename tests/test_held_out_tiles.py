@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from warploom.codegen.attention.cost import MACHINES, Machine, Rates, predicted_with
+from warploom.codegen.choice.cost import MACHINES, Machine, Rates, predicted_with
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 SHIPPED = MACHINES["sm_90a"]

@@ -28,7 +28,7 @@ from warploom.errors import (
     NoHostCompiler,
 )
 from warploom.notices import CopyWarning
-from warploom.runtime.planning import host_strategy
+from warploom.runtime.strategies import host_strategy
 
 SOURCE = KernelSource("portable_Test", "int main() {}", "cpp")
 

@@ -108,9 +108,9 @@ if TYPE_CHECKING:
     from warploom.runtime.calls.huggingface import register_huggingface as register_huggingface
     from warploom.runtime.calls.merge import merge_state as merge_state
     from warploom.runtime.calls.merge import merge_states as merge_states
-    from warploom.runtime.calls.trace import trace as trace
     from warploom.runtime.inputs.aux_outputs import AuxOutput as AuxOutput
     from warploom.runtime.inputs.aux_outputs import AuxRequest as AuxRequest
+    from warploom.runtime.traces.trace import trace as trace
     from warploom.runtime.wrappers.append import Appender as Appender
     from warploom.runtime.wrappers.append import append as append
     from warploom.runtime.wrappers.declaration import AppenderDeclaration as AppenderDeclaration
@@ -120,7 +120,7 @@ if TYPE_CHECKING:
     )
     from warploom.runtime.wrappers.selection import PageSelectionWrapper as PageSelectionWrapper
     from warploom.runtime.wrappers.wrapper import AttentionWrapper as AttentionWrapper
-    from warploom.scheduler.bounds import Bounds as Bounds
+    from warploom.scheduler.model.bounds import Bounds as Bounds
     from warploom.serving.graphs.buffers import GraphInput as GraphInput
     from warploom.serving.graphs.pieces import GraphPiece as GraphPiece
     from warploom.serving.graphs.pool import GraphPool as GraphPool
@@ -213,7 +213,7 @@ _HOME = {
     "export_kernels": "warploom.codegen.archives.archive",
     "import_kernels": "warploom.codegen.archives.archive_import",
     "TileConfig": "warploom.codegen.source",
-    "Bounds": "warploom.scheduler.bounds",
+    "Bounds": "warploom.scheduler.model.bounds",
     "build_kernels": "warploom.runtime.calls.ahead",
     "AppenderDeclaration": "warploom.runtime.wrappers.declaration",
     "AttentionDeclaration": "warploom.runtime.wrappers.declaration",
@@ -226,7 +226,7 @@ _HOME = {
     "AttentionWrapper": "warploom.runtime.wrappers.wrapper",
     "PageSelectionWrapper": "warploom.runtime.wrappers.selection",
     "draw_mask": "warploom.runtime.calls.draw",
-    "trace": "warploom.runtime.calls.trace",
+    "trace": "warploom.runtime.traces.trace",
     "GraphInput": "warploom.serving.graphs.buffers",
     "GraphPiece": "warploom.serving.graphs.pieces",
     "GraphPool": "warploom.serving.graphs.pool",

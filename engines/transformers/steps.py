@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from warploom.engines.page_lists import Lists, lists_of_places, lists_on_device
-from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.model.bounds import Bounds
 
 # Fused rows for each request that bounds allow, at most: a device plans where requests have few
 # query tiles (`runtime.planning.planner`), so it is told of more requests where prompts are long.

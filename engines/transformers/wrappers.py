@@ -23,7 +23,7 @@ from warploom.engines.transformers.steps import (
 from warploom.engines.transformers.variants import OwnVariant
 from warploom.runtime.devices.graph import is_capturing
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
-from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.model.bounds import Bounds
 
 _NO_GRAPHS = "Pass ContinuousBatchingConfig(use_cuda_graph=False)."
 

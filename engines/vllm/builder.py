@@ -22,7 +22,7 @@ from vllm.v1.attention.backend import (
 from warploom.engine_errors import UnsupportedByEngine
 from warploom.engines.vllm.kinds import Kind, kinds_of
 from warploom.engines.vllm.steps import Step
-from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.model.bounds import Bounds
 
 _log = init_logger("vllm.warploom")  # where people look for what vLLM does
 _ELSE = "Serve without it, or with vLLM's own attention: take warploom out of VLLM_PLUGINS."

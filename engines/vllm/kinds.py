@@ -19,7 +19,7 @@ from warploom.engines.vllm.variants import chosen
 from warploom.runtime.devices.graph import is_capturing
 from warploom.runtime.wrappers.declaration import AttentionDeclaration
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
-from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.model.bounds import Bounds
 
 
 class Kind:

@@ -14,7 +14,7 @@ import torch
 
 from warploom.engines.vllm.layers import Layer
 from warploom.engines.vllm.steps import Step
-from warploom.scheduler.prefixes import find_prefixes
+from warploom.scheduler.composed.prefixes import find_prefixes
 
 # A composed plan takes the host 3 to 5 ms for some hundred requests, where others take tenths of
 # one; and where vLLM prepares a step while the one before runs, the copy makes it wait.

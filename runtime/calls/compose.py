@@ -18,7 +18,7 @@ from warploom.errors import ArgumentError, WrongShape
 from warploom.runtime.declaring.declare import checked_count, checked_number
 from warploom.runtime.formats.lists import block_list, indptr
 from warploom.runtime.tensors.tensors import host_int32
-from warploom.scheduler.bounds import INT32_MAX
+from warploom.scheduler.model.bounds import INT32_MAX
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from warploom.errors import ArgumentError, BadFormat, BadHeadDim, UnsupportedSpe
 from warploom.runtime.formats.base import Format
 from warploom.runtime.inputs.aux_outputs import check_has_scores
 from warploom.runtime.inputs.values import fits_float32
-from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.model.bounds import Bounds
 
 _LSE_SCALE = {"e": 1.0, "2": math.log2(math.e)}
 

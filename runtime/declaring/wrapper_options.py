@@ -21,7 +21,7 @@ from warploom.runtime.launching.pretransformed_keys import (
 )
 from warploom.runtime.planning.rules import Options
 from warploom.runtime.planning.visibility import Heads
-from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.model.bounds import Bounds
 
 
 def checked_options(

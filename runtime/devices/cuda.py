@@ -46,7 +46,7 @@ class _Attribute(ctypes.Structure):
 
 
 # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the kernel may begin while the one before
-# it ends, and waits for it itself (templates/include/warploom/overlap.cuh).
+# it ends, and waits for it itself (templates/include/warploom/device/overlap.cuh).
 _OVERLAP = _Attribute(id=6, value=1)
 
 # (config, function, array of argument addresses, extra) -> status; other threads run meanwhile

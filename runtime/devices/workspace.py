@@ -11,7 +11,7 @@ from warploom.runtime.devices.graph import is_capturing, refuse_under_capture
 from warploom.runtime.devices.streams import Streams
 from warploom.runtime.devices.tenancy import Tenancy
 from warploom.runtime.tensors.plain import refuse_freed
-from warploom.scheduler.capacity import WorkspaceSize
+from warploom.scheduler.plans.capacity import WorkspaceSize
 
 _FOR_A_BATCH = {
     "need": "this batch needs",

@@ -18,7 +18,7 @@ from warploom.dsl.types.formats import KVFormat
 from warploom.errors import ArgumentError
 from warploom.runtime.formats.batch import Batch
 from warploom.runtime.formats.lists import Int32s
-from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.model.bounds import Bounds
 
 if TYPE_CHECKING:
     import torch

@@ -12,10 +12,10 @@ import numpy.typing as npt
 import torch
 
 from warploom.runtime.tensors.index_arrays import IndexArrays
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.layout import Records
-from warploom.scheduler.tiles import key_bounds
-from warploom.scheduler.visibility import Visibility
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.layout import Records
+from warploom.scheduler.model.tiles import key_bounds
+from warploom.scheduler.model.visibility import Visibility
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -19,8 +19,8 @@ from warploom.runtime.formats.lists import (
     one_per_request,
     refuse_lengths,
 )
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.layout import SEGMENT
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.layout import SEGMENT
 
 
 class BlockSparse(Format[Declared]):

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from warploom.errors import BadIndptr, BadLength, WrongShape
 from warploom.runtime.tensors.tensors import host_int32
-from warploom.scheduler.bounds import INT32_MAX
-from warploom.scheduler.layout import SEGMENT, Records
+from warploom.scheduler.model.bounds import INT32_MAX
+from warploom.scheduler.model.layout import SEGMENT, Records
 
 Int32s = npt.NDArray[np.int32]
 NO_INDICES: Int32s = np.empty(0, np.int32)

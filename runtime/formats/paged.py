@@ -21,7 +21,7 @@ from warploom.runtime.formats.lists import (
     refuse_lengths,
     segments_of,
 )
-from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.model.bounds import Bounds
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from warploom.dsl.types.formats import Rolling as Declared
 from warploom.runtime.formats.base import Arguments, Drawn, Format, Ints, Part, Stored
 from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.formats.lists import Int32s, as_indptr, as_int32, indptr, segments_of
-from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.model.bounds import Bounds
 
 
 class Rolling(Format[Declared]):

@@ -17,7 +17,7 @@ from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Arrays, Batch
 from warploom.runtime.formats.lists import NO_INDICES, Int32s, indptr, refuse_lengths, segments_of
 from warploom.runtime.formats.paged import Pages
-from warploom.scheduler.bounds import INT32_MAX, Bounds
+from warploom.scheduler.model.bounds import INT32_MAX, Bounds
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -32,7 +32,7 @@ from warploom.runtime.inputs.args import (
 from warploom.runtime.tensors.plain import refuse_freed
 from warploom.runtime.tensors.strides import obstacle, reachable
 from warploom.runtime.tensors.tensors import as_torch, byte_span
-from warploom.scheduler.bounds import INT32_MAX
+from warploom.scheduler.model.bounds import INT32_MAX
 
 _VECTOR = 8  # elements, on a GPU
 _ROW_AXES = ("row", "head", "dim")

@@ -39,7 +39,7 @@ from warploom.runtime.inputs.values import (
     refuse_large_on_device,
     with_an_element,
 )
-from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.model.bounds import Bounds
 
 
 class Inputs:

@@ -10,7 +10,7 @@ from warploom.dsl.types.spec import TensorField, TracedVariant
 from warploom.errors import WrongShape
 from warploom.runtime.formats.batch import Batch
 from warploom.runtime.inputs.args import Geometry
-from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.model.bounds import Bounds
 
 # What FlexAttention calls positions.
 _FLEX: dict[str | int, str] = {

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
-from warploom.codegen.attention.choice import choose_tile, tiles_weighed
-from warploom.codegen.attention.composed_cost import Reading, cheapest_composed_tile, composed_tiles
-from warploom.codegen.attention.role_choice import role_choices
 from warploom.codegen.attention.template import AttentionKernel, Template
 from warploom.codegen.attention.templates import CPU, template_of
+from warploom.codegen.choice.composed_cost import Reading, cheapest_composed_tile, composed_tiles
+from warploom.codegen.choice.role_choice import role_choices
+from warploom.codegen.choice.tile_choice import choose_tile, tiles_weighed
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.compilers.hostcc import HostTarget
 from warploom.codegen.lowering.specialize import for_pretransformed_keys
@@ -18,7 +18,7 @@ from warploom.codegen.pretransform import PretransformSpec
 from warploom.codegen.source import KernelSource, TileChoice, TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.launching.pretransformed_keys import pretransform_rows
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 # Mean fused rows per request that stand for all choices of a tile: decode to long prefill.
 _SAMPLES = (1, 8, 16, 24, 48, 64, 96, 128, 192, 1024, 2048)

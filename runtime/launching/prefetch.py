@@ -21,7 +21,7 @@ from warploom.runtime.devices.graph import is_capturing
 from warploom.runtime.devices.loaded import load
 from warploom.runtime.devices.params import Block
 from warploom.runtime.devices.upload import Upload
-from warploom.scheduler.layout import Ints, Records
+from warploom.scheduler.model.layout import Ints, Records
 
 LINE = 128  # bytes of a line of L2; less is no budget
 SMS = 8  # CTAs of a prefetch, one on an SM

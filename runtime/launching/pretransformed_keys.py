@@ -23,7 +23,7 @@ from warploom.runtime.formats.batch import Batch
 from warploom.runtime.inputs.args import Geometry
 from warploom.runtime.launching.program import Pass
 from warploom.runtime.tensors.shortcuts import allocator
-from warploom.scheduler.bounds import INT32_MAX
+from warploom.scheduler.model.bounds import INT32_MAX
 
 Way = Literal["auto", "fused", "before"]
 

@@ -22,18 +22,18 @@ from warploom.runtime.launching.kernels import Kernel
 from warploom.runtime.planning.rules import Options, Rules, as_fixed, smaller_roles
 from warploom.runtime.planning.verify_plans import Check
 from warploom.runtime.planning.visibility import Heads, make_visibility
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.capacity import Capacity
-from warploom.scheduler.composed import SharedBatch, make_composed_plan, tiles_of_roles
-from warploom.scheduler.composed_plan import ComposedPlan, composed_capacity
-from warploom.scheduler.composed_tiles import VisibilityOf
-from warploom.scheduler.fixed import ChunkCounts
-from warploom.scheduler.layout import ROW_CODE, Records
-from warploom.scheduler.plan import Plan
-from warploom.scheduler.prefixes import PrefixForest, find_prefixes
-from warploom.scheduler.roles import FIRST, Role
-from warploom.scheduler.verify_composed import verify_composed
-from warploom.scheduler.visibility import Visibility
+from warploom.scheduler.composed.plan import ComposedPlan, composed_capacity
+from warploom.scheduler.composed.planning import SharedBatch, make_composed_plan, tiles_of_roles
+from warploom.scheduler.composed.prefixes import PrefixForest, find_prefixes
+from warploom.scheduler.composed.tiles import VisibilityOf
+from warploom.scheduler.composed.verify import verify_composed
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.layout import ROW_CODE, Records
+from warploom.scheduler.model.roles import FIRST, Role
+from warploom.scheduler.model.visibility import Visibility
+from warploom.scheduler.partition.fixed import ChunkCounts
+from warploom.scheduler.plans.capacity import Capacity
+from warploom.scheduler.plans.plan import Plan
 
 MAX_LEVELS = 4  # parts that a request reads where no bounds say another number
 FEWEST_ROWS = STREAMED_ROWS + 1.0  # fused rows that a composed plan's tile is chosen for on a GPU

@@ -13,10 +13,10 @@ from warploom.runtime.devices.upload import Upload
 from warploom.runtime.devices.workspace import Workspace
 from warploom.runtime.launching.kernels import Kernel
 from warploom.runtime.planning.rules import Rules, grown
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.capacity import Capacity, WorkspaceSize
-from warploom.scheduler.fixed import ChunkCounts
-from warploom.scheduler.plan import Plan
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.partition.fixed import ChunkCounts
+from warploom.scheduler.plans.capacity import Capacity, WorkspaceSize
+from warploom.scheduler.plans.plan import Plan
 
 
 class PlanMemory:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from warploom.codegen.attention.role_choice import MANY_ROWS
-from warploom.codegen.attention.role_cost import pays, role_cost
+from warploom.codegen.choice.role_choice import MANY_ROWS
+from warploom.codegen.choice.role_cost import pays, role_cost
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.formats.batch import RoleSizes, RoleTiles, Sizes

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from warploom.codegen.attention.role_cost import role_cost, role_cost_on_cpu
+from warploom.codegen.choice.role_cost import role_cost, role_cost_on_cpu
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.codegen.stamps import STAMP
 from warploom.dsl.masks.intervals import TileAnalysis
@@ -24,16 +24,16 @@ from warploom.runtime.launching.pretransformed_keys import may_pretransform
 from warploom.runtime.planning.mixes import Mixes, may_hold_prefills
 from warploom.runtime.planning.verify_plans import Check
 from warploom.runtime.planning.visibility import Heads, make_visibility
-from warploom.scheduler.bounds import INT32_MAX, Bounds
-from warploom.scheduler.capacity import Capacity, WorkspaceSize, capacity, workspace_size
-from warploom.scheduler.cost import PIECE
-from warploom.scheduler.fixed import ChunkCounts
-from warploom.scheduler.layout import Records
-from warploom.scheduler.plan import Plan, make_plan
-from warploom.scheduler.problem import Problem
-from warploom.scheduler.roles import FIRST, Role, RolePrices
-from warploom.scheduler.verify import verify
-from warploom.scheduler.visibility import Visibility
+from warploom.scheduler.model.bounds import INT32_MAX, Bounds
+from warploom.scheduler.model.cost import PIECE
+from warploom.scheduler.model.layout import Records
+from warploom.scheduler.model.problem import Problem
+from warploom.scheduler.model.roles import FIRST, Role, RolePrices
+from warploom.scheduler.model.visibility import Visibility
+from warploom.scheduler.partition.fixed import ChunkCounts
+from warploom.scheduler.plans.capacity import Capacity, WorkspaceSize, capacity, workspace_size
+from warploom.scheduler.plans.plan import Plan, make_plan
+from warploom.scheduler.plans.verify import verify
 
 _KEPT = 256  # sizes, and choices of tiles
 INVARIANT_ROWS = 64.0  # fused rows for which an invariant wrapper without bounds takes its tile

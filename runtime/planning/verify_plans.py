@@ -17,12 +17,12 @@ from warploom.dsl.types.formats import KVFormat
 from warploom.errors import CapacityExceeded, PlanInvalid, WarploomError
 from warploom.runtime.formats import make_batch
 from warploom.runtime.planning.plan_status import GOOD, REASONS
-from warploom.scheduler.capacity import Capacity
-from warploom.scheduler.layout import HEADER, OPENING, Records
-from warploom.scheduler.plan import Plan
-from warploom.scheduler.unpack import unpack_batch
-from warploom.scheduler.verify import verify
-from warploom.scheduler.visibility import Visibility
+from warploom.scheduler.model.layout import HEADER, OPENING, Records
+from warploom.scheduler.model.visibility import Visibility
+from warploom.scheduler.plans.capacity import Capacity
+from warploom.scheduler.plans.plan import Plan
+from warploom.scheduler.plans.unpack import unpack_batch
+from warploom.scheduler.plans.verify import verify
 
 SHOWN = 1000  # lengths that a report names
 Check = Callable[[Plan, Visibility], None]

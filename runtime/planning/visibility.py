@@ -14,8 +14,8 @@ from warploom.dsl.masks.intervals import PARTIAL, SKIP, TileAnalysis
 from warploom.dsl.types.ir import Node, walk
 from warploom.dsl.types.spec import TracedVariant
 from warploom.runtime.formats.batch import Arrays
-from warploom.scheduler.layout import Ints
-from warploom.scheduler.visibility import AllVisible, Visibility
+from warploom.scheduler.model.layout import Ints
+from warploom.scheduler.model.visibility import AllVisible, Visibility
 
 _PER_REQUEST = ("batch", "q_len", "kv_len")
 _FEW = 1024  # questions below this are answered sooner than likes among them are found

@@ -42,7 +42,7 @@ from warploom.runtime.tensors.plain import refuse_freed, unrecorded
 from warploom.runtime.tensors.tensors import as_torch, byte_span
 from warploom.runtime.tensors.uncopied import Uncopied
 from warploom.runtime.wrappers.guard import Guard
-from warploom.scheduler.layout import SEGMENT
+from warploom.scheduler.model.layout import SEGMENT
 
 _OUTSIDE = "it writes to the cache; call it outside of the compiled function, before it"
 

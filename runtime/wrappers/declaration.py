@@ -44,8 +44,8 @@ from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.wrappers.append import Appender
 from warploom.runtime.wrappers.selection import PageSelectionWrapper
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.layout import c_structs
 
 # SMs that a GPU, or a part of one (MIG), can have. A tile that bounds fix depends on their number,
 # and one architecture comes with many; the largest so far has 192.

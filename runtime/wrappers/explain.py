@@ -21,11 +21,11 @@ from warploom.runtime.devices.device import Backend
 from warploom.runtime.launching.pretransformed_keys import KeyTransform
 from warploom.runtime.launching.program import Pass, Program
 from warploom.runtime.planning.composed import depends_on_request
-from warploom.runtime.planning.strategy import Planned
 from warploom.runtime.planning.visibility import Heads, MaskVisibility
-from warploom.scheduler.composed_plan import ComposedPlan
-from warploom.scheduler.plan import Plan
-from warploom.scheduler.roles import roles_of
+from warploom.runtime.strategies.strategy import Planned
+from warploom.scheduler.composed.plan import ComposedPlan
+from warploom.scheduler.model.roles import roles_of
+from warploom.scheduler.plans.plan import Plan
 
 _MAX_PREFIXES = 8  # whose choice is told
 _MAX_TILES = 200_000  # tiles above which their classes are not counted: it would take seconds

@@ -25,15 +25,15 @@ from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.inputs.offer import NOTHING
 from warploom.runtime.launching.launch import Launcher
 from warploom.runtime.launching.program import Program
-from warploom.runtime.planning.plan_summary import summary
-from warploom.runtime.planning.planner import Planner, as_many_rows
-from warploom.runtime.planning.strategy import Planned
+from warploom.runtime.strategies.plan_summary import summary
+from warploom.runtime.strategies.planner import Planner, as_many_rows
+from warploom.runtime.strategies.strategy import Planned
 from warploom.runtime.tensors.uncopied import Uncopied
 from warploom.runtime.wrappers.guard import Guard
 from warploom.runtime.wrappers.shown import Shown
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.layout import Records
-from warploom.scheduler.plan import Plan
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.layout import Records
+from warploom.scheduler.plans.plan import Plan
 
 
 class Planning(Uncopied, Shown):

@@ -25,12 +25,12 @@ from warploom.runtime.launching.prefetch import (
     most_records,
     prefetcher,
 )
-from warploom.runtime.planning.strategy import Planned
+from warploom.runtime.strategies.strategy import Planned
 from warploom.runtime.tensors.dense import block_bytes
 from warploom.runtime.tensors.unmapped import lacks_memory
 from warploom.runtime.wrappers.running import Running
-from warploom.scheduler.layout import Ints
-from warploom.scheduler.page_order import page_order
+from warploom.scheduler.model.layout import Ints
+from warploom.scheduler.plans.page_order import page_order
 
 _REMEDY = "Call it once before the capture, with this cache and this budget."
 _Layout = tuple[int, int, int, int]

@@ -29,7 +29,7 @@ from warploom.runtime.formats.lists import indptr
 from warploom.runtime.formats.selected import Selected, SelectedBatch
 from warploom.runtime.inputs.args import KV, checked_kv, key_value
 from warploom.runtime.operators.custom_op import Result
-from warploom.runtime.planning.planner import as_many_rows
+from warploom.runtime.strategies.planner import as_many_rows
 from warploom.runtime.tensors.plain import refuse_freed
 from warploom.runtime.tensors.tensors import as_torch, byte_span
 from warploom.runtime.wrappers.wrapper import AttentionWrapper

@@ -43,14 +43,14 @@ from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.launching.launch import Launcher
 from warploom.runtime.launching.pretransformed_keys import PretransformedKeys, Way
 from warploom.runtime.operators import custom_op
-from warploom.runtime.planning.planner import Planner
 from warploom.runtime.planning.rules import Options
 from warploom.runtime.planning.visibility import Heads
+from warploom.runtime.strategies.planner import Planner
 from warploom.runtime.tensors.tensors import as_torch
 from warploom.runtime.wrappers.guard import Guard
 from warploom.runtime.wrappers.prefetching import Prefetching
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.capacity import WorkspaceSize
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.plans.capacity import WorkspaceSize
 
 if TYPE_CHECKING:
     from warploom.codegen.compilers.arch import Arch

@@ -12,7 +12,7 @@ from warploom.dsl.variants.variant import Variant
 from warploom.runtime.declaring.structure import traced_once
 from warploom.runtime.operators.custom_op import wanting
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
-from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.model.bounds import Bounds
 from warploom.serving.distributed.layouts import Layout
 from warploom.serving.distributed.placed import Epilogue, Placed
 from warploom.serving.distributed.placement import Placement

@@ -15,7 +15,7 @@ from warploom.errors import WrongShape
 from warploom.runtime.declaring.structure import traced_once
 from warploom.runtime.inputs.roles import check_captured
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
-from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.model.bounds import Bounds
 from warploom.serving.distributed.placed import FIELD, Whole
 
 

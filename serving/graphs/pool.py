@@ -24,7 +24,7 @@ from warploom.graph_errors import (
 from warploom.runtime.declaring.declare import checked_count, checked_number
 from warploom.runtime.devices.device import resolve_device
 from warploom.runtime.devices.graph import refuse_under_capture
-from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.model.bounds import Bounds
 from warploom.serving.graphs.buckets import Buckets
 from warploom.serving.graphs.buffers import GraphInput, Inputs, SectionBuffers
 from warploom.serving.graphs.capturing import StepRunner

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from heapq import heapify, heapreplace
 from typing import Literal
 
-from warploom.scheduler.cost import PARTIAL, CostModel
+from warploom.scheduler.model.cost import PARTIAL, CostModel
 
 Spreading = Literal["in turn", "longest first", "cut"]
 SPREADINGS: tuple[Spreading, ...] = ("in turn", "longest first", "cut")

@@ -15,7 +15,7 @@ from warploom.serving.simulation.measured import DECODE_PLAN, RECORDED, Line, Me
 from warploom.serving.simulation.steps import Batch, Step
 from warploom.simulation_errors import BadSetup
 
-# As `codegen/attention/role_cost.py` has them from an H100: what one SM reads beside others, and
+# As `codegen/choice/role_cost.py` has them from an H100: what one SM reads beside others, and
 # how many SMs read as fast as all.
 SM_BANDWIDTH = 52e9
 SATURATING_SMS = 81

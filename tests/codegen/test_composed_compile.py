@@ -15,7 +15,7 @@ from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.trace import trace
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 pytestmark = [pytest.mark.nvrtc, pytest.mark.usefixtures("toolchain")]
 

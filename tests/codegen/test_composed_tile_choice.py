@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import warploom as wl
-from warploom.codegen.attention.composed_cost import Reading, cheapest_composed_tile, composed_tiles
+from warploom.codegen.choice.composed_cost import Reading, cheapest_composed_tile, composed_tiles
 from warploom.codegen.compilers.arch import arch_named
 from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
-from warploom.scheduler.composed import SharedBatch
-from warploom.scheduler.layout import SEGMENT
-from warploom.scheduler.prefixes import find_prefixes
+from warploom.scheduler.composed.planning import SharedBatch
+from warploom.scheduler.composed.prefixes import find_prefixes
+from warploom.scheduler.model.layout import SEGMENT
 
 SWEEP = Path(__file__).resolve().parents[2] / "benchmarks/results/composed_tiles.jsonl"
 ROWS = [json.loads(line) for line in SWEEP.read_text().splitlines()[1:]]

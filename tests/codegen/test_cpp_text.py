@@ -96,7 +96,7 @@ def test_choices_that_depend_on_choices_are_printed_alike_for_gpus() -> None:
     from warploom.dsl.types.dtypes import float16
     from warploom.dsl.types.spec import AttentionSpec
     from warploom.dsl.variants.trace import trace
-    from warploom.scheduler.layout import c_structs
+    from warploom.scheduler.model.layout import c_structs
 
     spec = AttentionSpec(trace(ChoiceByChoice()), 64, 64, float16, wl.Ragged())
     source = render_cuda(spec, TileConfig(64, 64, 4, 2), c_structs())

@@ -14,7 +14,7 @@ from warploom.dsl.types.spec import HOOKS, AttentionSpec
 from warploom.dsl.values.position import AVAILABLE
 from warploom.dsl.variants.trace import trace
 from warploom.errors import UnsupportedSpec
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 from warploom.serving.distributed.placed import Epilogue, Placed
 
 MARK = 12345

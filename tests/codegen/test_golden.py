@@ -23,7 +23,7 @@ from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import NoCudaCompiler, NoHostCompiler
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 CPU_TILE = TileConfig(32, 64, warps=1, stages=1)
 ROLES_TILE = TileConfig(48, 128, 1, 1, decode=TileConfig(12, 64, 1, 1))

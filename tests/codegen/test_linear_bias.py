@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from support.disassembly import disassembled
 
 import warploom as wl
-from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import TALL, cuda_launch, render_cuda, template_of
 from warploom.codegen.build import build
+from warploom.codegen.choice.tile_choice import choose_tile
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.lowering.functors import variant_struct
 from warploom.codegen.lowering.linear_bias import LinearBias, without_linear_bias
@@ -31,7 +31,7 @@ from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 Transform = Callable[[Any, Value, Position], Value]
 LOGITS = node("logits", Kind.FLOAT)

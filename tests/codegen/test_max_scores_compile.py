@@ -14,7 +14,7 @@ from warploom.dsl.types.dtypes import bfloat16
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 TALL, FEW, ONE = TileConfig(128, 64), TileConfig(16, 64, 4, 2), TileConfig(1, 64, 4, 1)
 GROUP, GROUPS = TileConfig(64, 128, 4, 2, "hopper", 2), TileConfig(128, 128, 8, 2, "hopper", 1)

@@ -14,8 +14,8 @@ from support.disassembly import disassembled
 
 import warploom as wl
 from warploom.codegen.append import AppendSpec, key_value_hooks
-from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import cuda_launch, render_cuda
+from warploom.codegen.choice.tile_choice import choose_tile
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.codegen.planner_source import PlannerSpec
@@ -27,7 +27,7 @@ from warploom.dsl.types.formats import KVFormat, Paged, Ragged
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 # Instructions that reach global memory; those of shared memory and of parameters are others.
 GLOBAL = re.compile(r"\b(LDG|LD|STG|ST|ATOMG?|RED|LDGSTS|UTMALDG|UTMAPF|UBLKCP)(\.|\s)")

@@ -12,7 +12,7 @@ from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.codegen.planner_source import OPTIONS, PlannerSpec
 from warploom.dsl.variants.trace import trace
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 
 def test_variants_without_a_mask_share_one_planner() -> None:

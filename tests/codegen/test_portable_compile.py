@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import warploom as wl
-from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import cuda_launch, render_cuda, template_of
+from warploom.codegen.choice.tile_choice import choose_tile
 from warploom.codegen.compilers.arch import ARCHS, Arch, arch_named
 from warploom.codegen.compilers.cubin import read_resources
 from warploom.codegen.compilers.nvrtc import Compiled, run_nvrtc
@@ -19,7 +19,7 @@ from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.trace import trace
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 
 class ScaledValues(wl.Variant):

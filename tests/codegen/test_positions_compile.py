@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import warploom as wl
-from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import SINGLE_ROW, render_cuda
+from warploom.codegen.choice.tile_choice import choose_tile
 from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.compilers.nvrtc import run_nvrtc
 from warploom.codegen.source import TileConfig
@@ -20,7 +20,7 @@ from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.values.position import AVAILABLE, Position
 from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.trace import trace
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 
 def numbers(functor: str, at: Position) -> list[Value]:

@@ -19,7 +19,7 @@ from warploom.codegen.pretransform import PretransformSpec
 from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 
 def attention(variant: wl.Variant, dim: int = 128) -> AttentionSpec:

@@ -20,7 +20,7 @@ from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 
 def spec(variant: wl.Variant, kv_format: KVFormat | None = None) -> AttentionSpec:

@@ -7,8 +7,8 @@ from support.query_rope import QueryRope
 
 import warploom as wl
 from warploom.codegen.attention.hopper import Hopper
-from warploom.codegen.attention.role_choice import role_choices
 from warploom.codegen.attention.templates import HOPPER, TALL
+from warploom.codegen.choice.role_choice import role_choices
 from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.compilers.cubin import read_resources
 from warploom.codegen.compilers.nvrtc import run_nvrtc
@@ -19,7 +19,7 @@ from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import UnsupportedSpec
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 CAUSAL = wl.Causal()
 SM90 = arch_named("sm_90a")

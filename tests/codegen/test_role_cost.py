@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import warploom as wl
-from warploom.codegen.attention.role_cost import RoleCost, pays, role_cost, role_cost_on_cpu
+from warploom.codegen.choice.role_cost import RoleCost, pays, role_cost, role_cost_on_cpu
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import dtype, kv_dtype
 from warploom.dsl.types.formats import Ragged

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import warploom as wl
-from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import render_cpu, render_cuda
+from warploom.codegen.choice.tile_choice import choose_tile
 from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.compilers.cubin import read_resources
 from warploom.codegen.compilers.nvrtc import run_nvrtc
@@ -15,7 +15,7 @@ from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 RING, CACHE = wl.Rolling(4096, 4), wl.Rolling(4096, 4, positions="cache")
 

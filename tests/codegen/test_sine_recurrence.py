@@ -26,7 +26,7 @@ from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.fields import Scalar, Tensor
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 RAGGED, ROPE = wl.Ragged(), wl.Rope()
 HOPPER = TileConfig(128, 128, 8, 2, "hopper", 2)

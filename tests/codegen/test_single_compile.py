@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import warploom as wl
-from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import SINGLE_ROW, cuda_launch, render_cuda
+from warploom.codegen.choice.tile_choice import choose_tile
 from warploom.codegen.compilers.arch import REGISTERS_PER_SM, arch_named
 from warploom.codegen.compilers.cubin import read_resources
 from warploom.codegen.compilers.nvrtc import run_nvrtc
@@ -20,7 +20,7 @@ from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.trace import trace
 from warploom.errors import UnsupportedSpec
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 
 class Turned(wl.Variant):

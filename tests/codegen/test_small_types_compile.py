@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import warploom as wl
-from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import render_cuda
+from warploom.codegen.choice.tile_choice import choose_tile
 from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.compilers.cubin import read_resources
 from warploom.codegen.compilers.nvrtc import run_nvrtc
@@ -17,7 +17,7 @@ from warploom.codegen.lowering.functors import variant_struct
 from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 u, c, s = np.zeros(64, np.uint8), np.zeros(64, np.int8), np.zeros(64, np.int16)
 

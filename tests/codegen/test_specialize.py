@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 import warploom as wl
-from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import render_cuda
+from warploom.codegen.choice.tile_choice import choose_tile
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.lowering.functors import variant_struct
 from warploom.codegen.lowering.logits_hooks import column_state_bytes
@@ -17,7 +17,7 @@ from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.trace import trace
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 
 class HeadMask(wl.Variant):

@@ -16,7 +16,7 @@ from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import NoHostCompiler
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 

@@ -10,9 +10,9 @@ import pytest
 from support.disassembly import disassembled
 
 import warploom as wl
-from warploom.codegen.attention.choice import choose_tile
 from warploom.codegen.attention.templates import render_cuda, template_of
 from warploom.codegen.build import build
+from warploom.codegen.choice.tile_choice import choose_tile
 from warploom.codegen.compilers.arch import ARCHS, Arch
 from warploom.codegen.compilers.headers import CudaToolchain
 from warploom.codegen.compilers.nvrtc import run_nvrtc
@@ -25,7 +25,7 @@ from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import CompileError, UnsupportedSpec
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 pytestmark = pytest.mark.nvrtc
 

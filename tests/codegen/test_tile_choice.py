@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import warploom as wl
-from warploom.codegen.attention.choice import choose_tile, every_tile, tiles_weighed
 from warploom.codegen.attention.templates import cuda_launch, render_cuda
+from warploom.codegen.choice.tile_choice import choose_tile, every_tile, tiles_weighed
 from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import bfloat16, kv_dtype
@@ -20,7 +20,7 @@ from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
 from warploom.errors import ArgumentError, UnsupportedSpec
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
 SWEEPS = ("tile_sweep", "tile_sweep_small_heads")

@@ -14,7 +14,7 @@ from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
 from warploom.errors import UnsupportedSpec
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 HOPPER = ARCHS["sm_90a"]
 RAGGED, TOKENS = wl.Ragged(), wl.Paged(1)

@@ -14,8 +14,8 @@ from fuzz.batches import Batch, draw_input, exact, gapped
 from fuzz.eager import flex_functor
 from fuzz.outputs import as_doubles, blank, should_hold, sizes_of_roles, wrong_records
 from fuzz.reference import language, noise, num
-from warploom.codegen.attention.choice import every_tile
 from warploom.codegen.attention.templates import SINGLE_ROW, STREAMED, template_of
+from warploom.codegen.choice.tile_choice import every_tile
 from warploom.dsl.variants.trace import trace
 from warploom.runtime.declaring.declare import make_spec
 from warploom.runtime.devices.device import cuda_facts

@@ -2,7 +2,7 @@
 // Paged(layout='NHD', page_size=16)
 // rendered by warploom from templates/portable.cu.j2
 
-#include <warploom/portable.cuh>
+#include <warploom/portable/kernel.cuh>
 
 namespace warploom {
 

@@ -14,9 +14,9 @@ import warploom as wl
 from warploom.runtime.devices.device import cuda_facts
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
-from warploom.scheduler import sharing
-from warploom.scheduler.composed_plan import ComposedPlan
-from warploom.scheduler.verify_composed import verify_composed
+from warploom.scheduler.composed import sharing
+from warploom.scheduler.composed.plan import ComposedPlan
+from warploom.scheduler.composed.verify import verify_composed
 from warploom.testing import run_property, warm_up
 
 pytestmark = pytest.mark.gpu

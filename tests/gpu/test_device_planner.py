@@ -10,7 +10,7 @@ import torch
 
 import warploom as wl
 from warploom.errors import BatchRefused, BoundsExceeded
-from warploom.scheduler.verify import verify
+from warploom.scheduler.plans.verify import verify
 
 pytestmark = pytest.mark.gpu
 

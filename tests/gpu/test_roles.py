@@ -18,7 +18,7 @@ from warploom.runtime.devices.device import cuda_facts
 from warploom.runtime.planning.rules import Rules
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
-from warploom.scheduler.roles import SHORTEST_CUT, RolePrices
+from warploom.scheduler.model.roles import SHORTEST_CUT, RolePrices
 
 pytestmark = pytest.mark.gpu
 

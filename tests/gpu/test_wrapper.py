@@ -19,7 +19,7 @@ from warploom.dsl.values.symbols import Value
 from warploom.runtime.launching.pretransformed_keys import Way
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
-from warploom.scheduler.verify import verify
+from warploom.scheduler.plans.verify import verify
 from warploom.testing import run_property, warm_up
 
 pytestmark = pytest.mark.gpu

@@ -33,7 +33,7 @@ from warploom.runtime.formats import Batch, make_batch
 from warploom.runtime.launching import tensor_map
 from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.planning.visibility import Heads, make_visibility
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 PAD = 8  # elements behind each row: NaN around inputs, and a mark around outputs
 MARK = 7.0

@@ -20,11 +20,11 @@ from warploom.runtime.devices import graph, workspace
 from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import OnDevice
 from warploom.runtime.inputs.inputs import Inputs
-from warploom.runtime.planning import device_strategy, places, planner
-from warploom.runtime.planning.device_strategy import DeviceStrategy
-from warploom.runtime.planning.host_strategy import HostPlanner
-from warploom.runtime.planning.places import Site
-from warploom.scheduler.verify import verify
+from warploom.runtime.strategies import device_strategy, places, planner
+from warploom.runtime.strategies.device_strategy import DeviceStrategy
+from warploom.runtime.strategies.host_strategy import HostPlanner
+from warploom.runtime.strategies.places import Site
+from warploom.scheduler.plans.verify import verify
 
 PAGE = 4
 BOUNDS = wl.Bounds(max_requests=4, max_q_rows=4, max_kv_len=64, max_blocks=64)

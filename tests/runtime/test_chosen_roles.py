@@ -20,7 +20,7 @@ from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.planning.mixes import may_hold_prefills
 from warploom.runtime.planning.rules import Rules
-from warploom.scheduler.roles import COLUMNS, SHORTEST_CUT
+from warploom.scheduler.model.roles import COLUMNS, SHORTEST_CUT
 
 DEVICE = torch.device("cuda", 0)
 

@@ -15,9 +15,9 @@ from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
-from warploom.scheduler import sharing
-from warploom.scheduler.composed_plan import ComposedPlan
-from warploom.scheduler.verify_composed import verify_composed
+from warploom.scheduler.composed import sharing
+from warploom.scheduler.composed.plan import ComposedPlan
+from warploom.scheduler.composed.verify import verify_composed
 from warploom.testing import run_property, warm_up
 
 SMALL, WIDE = wl.TileConfig(12, 64, 1, 1), wl.TileConfig(48, 128, 1, 1)

@@ -12,8 +12,8 @@ import warploom as wl
 from warploom import errors
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
-from warploom.scheduler import sharing
-from warploom.scheduler.layout import ROW_CODE
+from warploom.scheduler.composed import sharing
+from warploom.scheduler.model.layout import ROW_CODE
 
 pytestmark = pytest.mark.optimised
 

@@ -21,7 +21,7 @@ from warploom.runtime.calls.attention import _Unbound
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.launching.kernels import Kernels
-from warploom.runtime.planning.planner import Planner
+from warploom.runtime.strategies.planner import Planner
 
 WHERE = {"self", "device", "backend", "workspace"}
 SMS = (1, 14, 58, 78, 108, 114, 132, 148, 160, 188, 256)

@@ -11,7 +11,7 @@ import warploom as wl
 from warploom.codegen.source import TileConfig
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
-from warploom.scheduler import sharing
+from warploom.scheduler.composed import sharing
 
 TILES = {
     "one row": TileConfig(1, 64, 2, 1),

@@ -21,8 +21,9 @@ from warploom.dsl.variants.variant import Variant
 from warploom.runtime.planning import rules
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
-from warploom.scheduler import composed, sharing
-from warploom.scheduler.roles import RolePrices
+from warploom.scheduler.composed import planning as composed
+from warploom.scheduler.composed import sharing
+from warploom.scheduler.model.roles import RolePrices
 
 SMALL = TileConfig(64, 64, 4, 2, "hopper", 2, decode=TileConfig(16, 64, 2, 2))
 TALL = TileConfig(128, 64, 8, 2, "hopper", 1, decode=TileConfig(16, 96, 3, 2))

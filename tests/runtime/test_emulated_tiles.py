@@ -14,7 +14,7 @@ from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
-from warploom.scheduler import sharing
+from warploom.scheduler.composed import sharing
 
 
 class SomeKeys(wl.Variant):

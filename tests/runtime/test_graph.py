@@ -24,7 +24,7 @@ from warploom.runtime.calls.attention import attention
 from warploom.runtime.devices import graph, streams, workspace
 from warploom.runtime.wrappers import wrapper
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
-from warploom.scheduler.capacity import WorkspaceSize
+from warploom.scheduler.plans.capacity import WorkspaceSize
 
 SHAPE: dict[str, Any] = {"num_q_heads": 2, "head_dim": 64, "dtype": "float32", "device": "cpu"}
 

@@ -33,10 +33,10 @@ from warploom.errors import (
 from warploom.runtime.calls.attention import attention
 from warploom.runtime.inputs.args import Geometry
 from warploom.runtime.inputs.inputs import Inputs
-from warploom.runtime.planning.device_strategy import DevicePlanner
-from warploom.runtime.planning.planner_params import PlannerParams
+from warploom.runtime.strategies.device_strategy import DevicePlanner
+from warploom.runtime.strategies.planner_params import PlannerParams
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
-from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.model.bounds import Bounds
 
 BOUNDS = Bounds(max_requests=3, max_q_rows=12, max_kv_len=64)
 LONGER = Bounds(max_requests=3, max_q_rows=20, max_kv_len=64)

@@ -11,7 +11,7 @@ from support.fused_sums import VARIANTS
 
 import warploom as wl
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
-from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.model.bounds import Bounds
 
 pytestmark = pytest.mark.optimised  # compilers fuse as they do for users
 

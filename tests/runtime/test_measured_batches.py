@@ -16,8 +16,8 @@ from warploom.codegen.build import build
 from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.planner_source import PlannerSpec
 from warploom.dsl.variants.trace import trace
-from warploom.runtime.planning.planner_params import PlannerParams
-from warploom.scheduler.layout import c_structs
+from warploom.runtime.strategies.planner_params import PlannerParams
+from warploom.scheduler.model.layout import c_structs
 
 
 @settings(max_examples=300, deadline=None)

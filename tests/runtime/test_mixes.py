@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import warploom as wl
-from warploom.codegen.attention.role_choice import MANY_ROWS
+from warploom.codegen.choice.role_choice import MANY_ROWS
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.values.position import Position
@@ -18,9 +18,9 @@ from warploom.dsl.values.symbols import Value
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Measured
-from warploom.runtime.planning.host_strategy import HostPlanner
 from warploom.runtime.planning.mixes import Mixes
 from warploom.runtime.planning.visibility import Heads
+from warploom.runtime.strategies.host_strategy import HostPlanner
 
 CHOICES = [
     TileChoice(TileConfig(128, 96, 8, 2, "hopper", 2, decode=TileConfig(rows, keys, 5, 2)))

@@ -35,16 +35,16 @@ from warploom.codegen.source import TileConfig
 from warploom.errors import IndexOutOfRange, NoHostCompiler, NotPlanned, WarploomError
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.base import Arguments
-from warploom.runtime.planning import host_strategy
-from warploom.runtime.planning.places import Lists, Site
-from warploom.runtime.planning.planner_params import PlannerParams
 from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.capacity import capacity
-from warploom.scheduler.layout import c_structs
-from warploom.scheduler.roles import COLUMNS, RolePrices
-from warploom.scheduler.verify import verify
+from warploom.runtime.strategies import host_strategy
+from warploom.runtime.strategies.places import Lists, Site
+from warploom.runtime.strategies.planner_params import PlannerParams
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.layout import c_structs
+from warploom.scheduler.model.roles import COLUMNS, RolePrices
+from warploom.scheduler.plans.capacity import capacity
+from warploom.scheduler.plans.verify import verify
 
 
 @settings(max_examples=150, deadline=None)
@@ -329,7 +329,7 @@ def test_without_a_compiler_numpy_plans(monkeypatch: pytest.MonkeyPatch) -> None
     def missing(*_: Any, **__: Any) -> Any:
         raise NoHostCompiler(tried="c++")
 
-    monkeypatch.setattr("warploom.runtime.planning.host_strategy.HostPlanner", missing)
+    monkeypatch.setattr("warploom.runtime.strategies.host_strategy.HostPlanner", missing)
     attention.plan([0, 1], [0, 2], [7, 1], [3])
     assert attention.planned is not None
     assert type(attention.planned.batch).__name__ == "Batch"

@@ -10,13 +10,13 @@ import torch
 
 import warploom as wl
 from warploom.errors import ArgumentError, NotPlanned
-from warploom.runtime.planning import places
-from warploom.runtime.planning.places import Lists, Site
 from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.capacity import capacity
-from warploom.scheduler.roles import RolePrices
+from warploom.runtime.strategies import places
+from warploom.runtime.strategies.places import Lists, Site
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.roles import RolePrices
+from warploom.scheduler.plans.capacity import capacity
 
 
 def lists(*requests: tuple[int, int]) -> list[torch.Tensor]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.dsl.types.formats import KVFormat, Paged, Ragged
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
-from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.model.bounds import Bounds
 
 PAGE = 4
 POOL = torch.randn(2, 72_000, 4, 32, generator=torch.Generator().manual_seed(0))

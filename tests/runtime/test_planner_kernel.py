@@ -18,15 +18,15 @@ from warploom.codegen.planner_source import PlannerSpec
 from warploom.codegen.source import TileConfig
 from warploom.dsl.variants.trace import trace
 from warploom.runtime.formats.base import Arguments
-from warploom.runtime.planning.host_strategy import HostPlanner
-from warploom.runtime.planning.places import Site
-from warploom.runtime.planning.planner_params import PlannerParams
 from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.capacity import capacity
-from warploom.scheduler.layout import c_structs
-from warploom.scheduler.roles import RolePrices
+from warploom.runtime.strategies.host_strategy import HostPlanner
+from warploom.runtime.strategies.places import Site
+from warploom.runtime.strategies.planner_params import PlannerParams
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.layout import c_structs
+from warploom.scheduler.model.roles import RolePrices
+from warploom.scheduler.plans.capacity import capacity
 
 EMULATION = Path(__file__).resolve().parents[1] / "emulation"
 TEMPLATES = Path(warploom.templates.__file__).parent

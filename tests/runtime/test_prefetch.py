@@ -159,7 +159,7 @@ def test_another_budget_and_joint_caches(cache: torch.Tensor) -> None:
 
 
 def asked_order(attention: wl.AttentionWrapper) -> list[int]:
-    from warploom.scheduler.page_order import page_order
+    from warploom.scheduler.plans.page_order import page_order
 
     assert attention.planned is not None
     order: list[int] = page_order(attention.planned.plan, PAGE).tolist()

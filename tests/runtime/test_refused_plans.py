@@ -13,7 +13,7 @@ from warploom.runtime.devices.params import ParamBlock
 from warploom.runtime.devices.workspace import Workspace
 from warploom.runtime.inputs.args import Geometry
 from warploom.runtime.launching.program import Pass
-from warploom.scheduler.capacity import WorkspaceSize
+from warploom.scheduler.plans.capacity import WorkspaceSize
 
 
 def make(variant: wl.Variant, **options: Any) -> wl.AttentionWrapper:

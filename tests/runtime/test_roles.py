@@ -25,9 +25,9 @@ from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
 from warploom.runtime.wrappers import explain as explain_module
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.layout import c_structs
-from warploom.scheduler.roles import RolePrices
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.layout import c_structs
+from warploom.scheduler.model.roles import RolePrices
 from warploom.testing import warm_up
 
 LARGE, SMALL = TileConfig(48, 128, 1, 1), TileConfig(12, 64, 1, 1)
@@ -272,7 +272,7 @@ def test_numpy_plans_what_the_host_plans(monkeypatch: pytest.MonkeyPatch) -> Non
     def missing(*_: Any, **__: Any) -> Any:
         raise NoHostCompiler(tried="c++")
 
-    monkeypatch.setattr("warploom.runtime.planning.host_strategy.HostPlanner", missing)
+    monkeypatch.setattr("warploom.runtime.strategies.host_strategy.HostPlanner", missing)
     by_numpy.plan(**lengths())
     assert natively.planned is not None and by_numpy.planned is not None
     assert by_numpy.planned.by == "NumPy"

@@ -17,7 +17,7 @@ from warploom.dsl.reference import naive_attention, reference_attention
 from warploom.dsl.types.rounding import assert_close
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.selected import Selected
-from warploom.runtime.planning import host_strategy
+from warploom.runtime.strategies import host_strategy
 
 HEADS, KV_HEADS, DIM, PAGES = 4, 2, 64, 60
 

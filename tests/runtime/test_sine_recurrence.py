@@ -20,12 +20,12 @@ from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 ROWS = 128
 
 _HEADERS = """
-#include <warploom/sine_recurrence.cuh>
+#include <warploom/hooks/sine_recurrence.cuh>
 namespace warploom {  // what the kernel's text names besides
 struct TensorMap {};
 namespace hopper {

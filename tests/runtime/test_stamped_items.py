@@ -10,16 +10,16 @@ from support import problems
 
 import warploom as wl
 from warploom.codegen.stamps import STAMP
-from warploom.runtime.calls.run_times import predicted
-from warploom.runtime.calls.stamped_items import stamped_items
 from warploom.runtime.formats import make_batch
-from warploom.scheduler.composed import SharedBatch, make_composed_plan
-from warploom.scheduler.layout import Records
-from warploom.scheduler.plan import Plan
-from warploom.scheduler.prefixes import find_prefixes
-from warploom.scheduler.problem import Problem
-from warploom.scheduler.roles import Role, RolePrices
-from warploom.scheduler.visibility import AllVisible
+from warploom.runtime.traces.run_times import predicted
+from warploom.runtime.traces.stamped_items import stamped_items
+from warploom.scheduler.composed.planning import SharedBatch, make_composed_plan
+from warploom.scheduler.composed.prefixes import find_prefixes
+from warploom.scheduler.model.layout import Records
+from warploom.scheduler.model.problem import Problem
+from warploom.scheduler.model.roles import Role, RolePrices
+from warploom.scheduler.model.visibility import AllVisible
+from warploom.scheduler.plans.plan import Plan
 
 PAGE = 4
 PRICES = RolePrices((160, 30), 10)

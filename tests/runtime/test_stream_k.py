@@ -20,7 +20,7 @@ from warploom.runtime.formats.batch import OnDevice
 from warploom.runtime.planning import rules
 from warploom.runtime.planning.rules import Options, Rules, may_be_longest_first
 from warploom.runtime.planning.visibility import Heads
-from warploom.scheduler.bounds import Bounds
+from warploom.scheduler.model.bounds import Bounds
 
 TILE = TileConfig(128, 128, 8, 2)
 

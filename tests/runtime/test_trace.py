@@ -14,9 +14,9 @@ import torch
 
 import warploom as wl
 from warploom import errors
-from warploom.runtime.calls.trace import Trace
-from warploom.runtime.calls.trace_picture import paint, places
 from warploom.runtime.devices import graph
+from warploom.runtime.traces.picture import paint, places
+from warploom.runtime.traces.trace import Trace
 
 BOTH = wl.TileConfig(48, 128, 1, 1, decode=wl.TileConfig(12, 64, 1, 1))
 ROLES = wl.TileConfig(64, 64, 4, 2, "hopper", 2, decode=wl.TileConfig(16, 64, 2, 2))

@@ -13,9 +13,10 @@ import torch
 
 import warploom as wl
 from warploom.errors import NotPlanned, PlanInvalid
-from warploom.runtime.planning import composed, numpy_strategy, places, rules
-from warploom.runtime.planning.host_strategy import HostPlanner
-from warploom.scheduler.layout import HEADER, WORK_ITEM
+from warploom.runtime.planning import composed, rules
+from warploom.runtime.strategies import numpy_strategy, places
+from warploom.runtime.strategies.host_strategy import HostPlanner
+from warploom.scheduler.model.layout import HEADER, WORK_ITEM
 
 SHAPE: dict[str, Any] = {
     "num_q_heads": 4, "num_kv_heads": 2, "head_dim": 32, "dtype": "float32", "device": "cpu"

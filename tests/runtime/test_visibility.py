@@ -21,7 +21,7 @@ from warploom.dsl.variants.variant import Variant
 from warploom.runtime.formats import Batch, make_batch
 from warploom.runtime.planning import visibility as module
 from warploom.runtime.planning.visibility import Heads, make_visibility
-from warploom.scheduler.visibility import AllVisible
+from warploom.scheduler.model.visibility import AllVisible
 
 HEADS = Heads(num_q=4, num_kv=2)
 Q_LENS, KV_LENS = (5, 1, 9, 9, 3), (40, 17, 9, 9, 0)

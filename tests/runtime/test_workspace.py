@@ -24,7 +24,7 @@ from warploom.runtime.devices.tenancy import Tenancy
 from warploom.runtime.devices.workspace import Workspace
 from warploom.runtime.tensors import shortcuts
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
-from warploom.scheduler.capacity import WorkspaceSize
+from warploom.scheduler.plans.capacity import WorkspaceSize
 
 CPU = torch.device("cpu")
 SIZE = WorkspaceSize(512, 0, 0, 256)

@@ -26,8 +26,8 @@ from warploom.errors import (
 )
 from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.verify import verify
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.plans.verify import verify
 
 TILE = TileConfig(12, 64, 1, 1)
 SHAPE: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "dtype": "float32"}

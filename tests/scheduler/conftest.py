@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from support import plan_text, plan_text_stream_k
 from support.problems import plan_of, problem_of
 
-from warploom.scheduler import worklist
-from warploom.scheduler.layout import SEGMENT, Ints, Records
-from warploom.scheduler.plan import Plan
-from warploom.scheduler.problem import Problem, WorkList
-from warploom.scheduler.visibility import AllVisible, Visibility
+from warploom.scheduler.model.layout import SEGMENT, Ints, Records
+from warploom.scheduler.model.problem import Problem, WorkList
+from warploom.scheduler.model.visibility import AllVisible, Visibility
+from warploom.scheduler.partition import worklist
+from warploom.scheduler.plans.plan import Plan
 
 
 def make_segments(q_lens: Any, kv_lens: Any) -> Records:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from warploom.scheduler.balance import assign, level
-from warploom.scheduler.cost import CostModel
-from warploom.scheduler.problem import WORTH_SAVING
+from warploom.scheduler.model.cost import CostModel
+from warploom.scheduler.model.problem import WORTH_SAVING
+from warploom.scheduler.partition.balance import assign, level
 
 
 def deal_with_heap(costs: list[int], num_ctas: int) -> tuple[list[int], list[tuple[int, int]]]:

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.errors import ArgumentError
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.capacity import capacity, max_query_tiles, workspace_size
-from warploom.scheduler.layout import HEADER, MERGE, OPENING, SEGMENT, WORK_ITEM
-from warploom.scheduler.plan import Plan
-from warploom.scheduler.visibility import AllVisible
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.layout import HEADER, MERGE, OPENING, SEGMENT, WORK_ITEM
+from warploom.scheduler.model.visibility import AllVisible
+from warploom.scheduler.plans.capacity import capacity, max_query_tiles, workspace_size
+from warploom.scheduler.plans.plan import Plan
 
 NUMBERS: dict[str, Any] = {
     "rows": 16,

@@ -12,17 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warploom.errors import ArgumentError, CapacityExceeded, PlanInvalid
-from warploom.scheduler import composed, sharing
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.composed import SharedBatch, make_composed_plan, tiles_of_roles
-from warploom.scheduler.composed_plan import ComposedPlan, composed_capacity
-from warploom.scheduler.layout import ROW_CODE, Records
-from warploom.scheduler.prefixes import PrefixForest, find_prefixes
-from warploom.scheduler.problem import Problem
-from warploom.scheduler.roles import Role, RolePrices
-from warploom.scheduler.sharing import choose_parts
-from warploom.scheduler.verify_composed import verify_composed
-from warploom.scheduler.visibility import AllVisible
+from warploom.scheduler.composed import planning as composed
+from warploom.scheduler.composed import sharing
+from warploom.scheduler.composed.plan import ComposedPlan, composed_capacity
+from warploom.scheduler.composed.planning import SharedBatch, make_composed_plan, tiles_of_roles
+from warploom.scheduler.composed.prefixes import PrefixForest, find_prefixes
+from warploom.scheduler.composed.sharing import choose_parts
+from warploom.scheduler.composed.verify import verify_composed
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.layout import ROW_CODE, Records
+from warploom.scheduler.model.problem import Problem
+from warploom.scheduler.model.roles import Role, RolePrices
+from warploom.scheduler.model.visibility import AllVisible
 
 
 @dataclass

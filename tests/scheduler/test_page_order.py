@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.problems import plan_of
 
-from warploom.scheduler.layout import SEGMENT
-from warploom.scheduler.page_order import page_order
-from warploom.scheduler.plan import Plan
-from warploom.scheduler.roles import Role, RolePrices
-from warploom.scheduler.visibility import AllVisible
+from warploom.scheduler.model.layout import SEGMENT
+from warploom.scheduler.model.roles import Role, RolePrices
+from warploom.scheduler.model.visibility import AllVisible
+from warploom.scheduler.plans.page_order import page_order
+from warploom.scheduler.plans.plan import Plan
 
 ROLES: dict[str, Any] = {"smaller": (Role("decode", 4, 32),), "prices": RolePrices((160, 30), 10)}
 

@@ -16,10 +16,10 @@ from warploom.errors import (
     WorkspaceTooSmall,
     WrongDType,
 )
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.capacity import capacity
-from warploom.scheduler.verify import verify
-from warploom.scheduler.visibility import AllVisible
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.visibility import AllVisible
+from warploom.scheduler.plans.capacity import capacity
+from warploom.scheduler.plans.verify import verify
 
 
 @pytest.fixture

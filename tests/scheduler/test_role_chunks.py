@@ -14,14 +14,14 @@ from support.mixed_plans import Mixed, busy, mixed
 from support.problems import of_problem, plan_of
 
 from warploom.errors import PlanInvalid
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.capacity import capacity
-from warploom.scheduler.fixed import ChunkCounts
-from warploom.scheduler.plan import Plan
-from warploom.scheduler.roles import Role, RolePrices
-from warploom.scheduler.unpack import unpack
-from warploom.scheduler.verify import verify
-from warploom.scheduler.visibility import AllVisible
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.roles import Role, RolePrices
+from warploom.scheduler.model.visibility import AllVisible
+from warploom.scheduler.partition.fixed import ChunkCounts
+from warploom.scheduler.plans.capacity import capacity
+from warploom.scheduler.plans.plan import Plan
+from warploom.scheduler.plans.unpack import unpack
+from warploom.scheduler.plans.verify import verify
 
 SPLITS = [1, 128, 200, 1000]
 

@@ -14,13 +14,9 @@ from support.mixed_plans import PRICES, Mixed, busy, mixed
 from support.problems import of_problem, plan_of
 
 from warploom.errors import ArgumentError, PlanInvalid
-from warploom.scheduler import worklist
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.capacity import capacity, workspace_size
-from warploom.scheduler.layout import HEADER, ROLE_HEADER, ROLE_ITEM, WORK_ITEM, c_structs
-from warploom.scheduler.plan import Plan
-from warploom.scheduler.role_lists import SHARED
-from warploom.scheduler.roles import (
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.layout import HEADER, ROLE_HEADER, ROLE_ITEM, WORK_ITEM, c_structs
+from warploom.scheduler.model.roles import (
     SHARED_DECODES,
     SHARED_PREFILLS,
     Role,
@@ -28,9 +24,13 @@ from warploom.scheduler.roles import (
     num_lists,
     roles_of,
 )
-from warploom.scheduler.unpack import unpack, unpack_batch
-from warploom.scheduler.verify import verify
-from warploom.scheduler.visibility import AllVisible
+from warploom.scheduler.model.visibility import AllVisible
+from warploom.scheduler.partition import worklist
+from warploom.scheduler.partition.role_lists import SHARED
+from warploom.scheduler.plans.capacity import capacity, workspace_size
+from warploom.scheduler.plans.plan import Plan
+from warploom.scheduler.plans.unpack import unpack, unpack_batch
+from warploom.scheduler.plans.verify import verify
 
 # What planners find.
 WORK = (

@@ -14,10 +14,10 @@ from support.emulator import TEMPLATES
 from support.mixed_plans import DECODE, PRICES, busy
 from support.problems import plan_of
 
-from warploom.scheduler.role_lists import SHARED, rounds_of
-from warploom.scheduler.roles import ROLE_OF_LISTS, ROUNDS, SHARED_DECODES, SHARED_PREFILLS
-from warploom.scheduler.verify import verify
-from warploom.scheduler.visibility import AllVisible
+from warploom.scheduler.model.roles import ROLE_OF_LISTS, ROUNDS, SHARED_DECODES, SHARED_PREFILLS
+from warploom.scheduler.model.visibility import AllVisible
+from warploom.scheduler.partition.role_lists import SHARED, rounds_of
+from warploom.scheduler.plans.verify import verify
 
 
 def test_kernels_find_the_same_lists() -> None:

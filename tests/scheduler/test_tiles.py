@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from warploom.scheduler.layout import SEGMENT
-from warploom.scheduler.tiles import key_bounds
+from warploom.scheduler.model.layout import SEGMENT
+from warploom.scheduler.model.tiles import key_bounds
 
 _places = st.integers(-70, 70)
 

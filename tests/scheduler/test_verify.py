@@ -11,9 +11,9 @@ import pytest
 from support.problems import of_problem
 
 from warploom.errors import PlanInvalid
-from warploom.scheduler.plan import Plan
-from warploom.scheduler.verify import verify
-from warploom.scheduler.visibility import AllVisible
+from warploom.scheduler.model.visibility import AllVisible
+from warploom.scheduler.plans.plan import Plan
+from warploom.scheduler.plans.verify import verify
 
 
 @pytest.fixture(params=[None, 512])

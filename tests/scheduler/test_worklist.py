@@ -10,12 +10,12 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from warploom.scheduler import balance
-from warploom.scheduler.cost import PIECE
-from warploom.scheduler.problem import WORTH_CUTTING, WORTH_SAVING
-from warploom.scheduler.stream_k import SNAP, Grid
-from warploom.scheduler.verify import verify
-from warploom.scheduler.visibility import AllVisible
+from warploom.scheduler.model.cost import PIECE
+from warploom.scheduler.model.problem import WORTH_CUTTING, WORTH_SAVING
+from warploom.scheduler.model.visibility import AllVisible
+from warploom.scheduler.partition import balance
+from warploom.scheduler.partition.stream_k import SNAP, Grid
+from warploom.scheduler.plans.verify import verify
 
 
 @pytest.mark.parametrize(("longest", "examples"), [((300, 5000), 70), ((100_000,), 10)])

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warploom.codegen.attention.choice import every_tile
+from warploom.codegen.choice.tile_choice import every_tile
 from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.source import TileConfig
 from warploom.dsl.library.causal import Causal

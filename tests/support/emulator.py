@@ -18,7 +18,7 @@ from warploom.codegen.kinds import KernelSpec
 from warploom.codegen.source import KernelSource, TileChoice
 from warploom.runtime.devices import loaded
 from warploom.runtime.launching.kernels import Kernel
-from warploom.scheduler.layout import c_structs
+from warploom.scheduler.model.layout import c_structs
 
 EMULATION = Path(__file__).resolve().parents[1] / "emulation"
 BUILT = EMULATION.parents[1] / "build" / "std"

@@ -18,7 +18,7 @@ from warploom.runtime.formats.batch import Batch
 from warploom.runtime.launching import kernels as kernels_module
 from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.planning import rules as rules_module
-from warploom.runtime.planning.planner import Planner
+from warploom.runtime.strategies.planner import Planner
 
 CAUSAL = wl.Causal()
 MakePlanner = Callable[..., tuple[Planner, Kernels]]

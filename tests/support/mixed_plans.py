@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from support.problems import plan_of, problem_of
-from warploom.scheduler.plan import Plan
-from warploom.scheduler.problem import Problem
-from warploom.scheduler.roles import Role, RolePrices
-from warploom.scheduler.visibility import AllVisible
+from warploom.scheduler.model.problem import Problem
+from warploom.scheduler.model.roles import Role, RolePrices
+from warploom.scheduler.model.visibility import AllVisible
+from warploom.scheduler.plans.plan import Plan
 
 DECODE = Role("decode", 12, 64)
 # Rows by keys of the larger tile, and the other roles: keys that are more, fewer or no multiple.

@@ -16,13 +16,13 @@ from warploom.dsl.types.spec import TracedVariant
 from warploom.dsl.variants.trace import trace
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.base import Arguments
-from warploom.runtime.planning.host_strategy import HostPlanner
-from warploom.runtime.planning.places import Lists, Site
 from warploom.runtime.planning.rules import SHARING_TILES, smaller_roles
 from warploom.runtime.planning.visibility import Heads, make_visibility
-from warploom.scheduler.bounds import Bounds
-from warploom.scheduler.plan import Plan
-from warploom.scheduler.roles import RolePrices
+from warploom.runtime.strategies.host_strategy import HostPlanner
+from warploom.runtime.strategies.places import Lists, Site
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.roles import RolePrices
+from warploom.scheduler.plans.plan import Plan
 
 UNTOUCHED = -7
 

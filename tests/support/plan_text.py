@@ -12,15 +12,15 @@ from math import ceil
 
 import numpy as np
 
-from warploom.scheduler.balance import limits_worth_cutting
-from warploom.scheduler.layout import MERGE, WORK_ITEM, Ints
-from warploom.scheduler.problem import (
+from warploom.scheduler.model.layout import MERGE, WORK_ITEM, Ints
+from warploom.scheduler.model.problem import (
     TOLERANCE,
     WORTH_CUTTING,
     Problem,
     WorkList,
     sections,
 )
+from warploom.scheduler.partition.balance import limits_worth_cutting
 
 
 @dataclass

@@ -13,11 +13,11 @@ import numpy as np
 
 from support.plan_text import Item, query_tiles, work_list
 from support.plan_text_stream_k import Line, cut, laid, length, mark_at, ordered, partition
-from warploom.scheduler.layout import MERGE, ROLE_ITEM
-from warploom.scheduler.problem import Problem, WorkList
-from warploom.scheduler.role_lists import DECODES_SHARED, SHARED
-from warploom.scheduler.roles import COLUMNS, ROUNDS
-from warploom.scheduler.stream_k import SNAP
+from warploom.scheduler.model.layout import MERGE, ROLE_ITEM
+from warploom.scheduler.model.problem import Problem, WorkList
+from warploom.scheduler.model.roles import COLUMNS, ROUNDS
+from warploom.scheduler.partition.role_lists import DECODES_SHARED, SHARED
+from warploom.scheduler.partition.stream_k import SNAP
 
 
 def build(problem: Problem) -> WorkList:

@@ -9,8 +9,8 @@ import itertools
 from dataclasses import replace
 
 from support.plan_text import Item, between, cost_of, query_tiles, work_list
-from warploom.scheduler.problem import Problem, WorkList
-from warploom.scheduler.stream_k import IDLE, SNAP, fitting_columns
+from warploom.scheduler.model.problem import Problem, WorkList
+from warploom.scheduler.partition.stream_k import IDLE, SNAP, fitting_columns
 
 Line = list[Item]
 Boundary = tuple[int, int]  # item on the line, and its visible key tiles that come before

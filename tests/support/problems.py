@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from warploom.scheduler.capacity import Capacity
-from warploom.scheduler.layout import Records
-from warploom.scheduler.plan import Plan, make_plan
-from warploom.scheduler.problem import Problem
+from warploom.scheduler.model.layout import Records
+from warploom.scheduler.model.problem import Problem
+from warploom.scheduler.plans.capacity import Capacity
+from warploom.scheduler.plans.plan import Plan, make_plan
 
 
 def problem_of(

@@ -8,7 +8,7 @@ struct Opening {
   typename K::WorkItem item;
   typename K::Segment segment;
   static_assert(sizeof(typename K::WorkItem) % alignof(typename K::Segment) == 0,
-                "side by side, as OPENING in scheduler/layout.py");
+                "side by side, as OPENING in scheduler/model/layout.py");
 };
 
 }  // namespace warploom

@@ -1,5 +1,5 @@
 // Where lists of each kind begin in a plan of two roles, in multiples of its CTAs: ROLE_OF_LISTS of
-// scheduler/roles.py.
+// scheduler/model/roles.py.
 #pragma once
 
 namespace warploom {

@@ -1,11 +1,11 @@
 // One work item: FlashAttention-2 over the item's keys, for the rows of one query tile.
 #pragma once
 
-#include <warploom/dot_fp32.hpp>
-#include <warploom/matmul_amx.hpp>
-#include <warploom/output.hpp>
-#include <warploom/pack.hpp>
-#include <warploom/softmax.hpp>
+#include <warploom/compute/dot_fp32.hpp>
+#include <warploom/compute/matmul_amx.hpp>
+#include <warploom/compute/output.hpp>
+#include <warploom/compute/pack.hpp>
+#include <warploom/compute/softmax.hpp>
 
 namespace warploom {
 

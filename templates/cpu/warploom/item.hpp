@@ -2,7 +2,7 @@
 // request, and what the variant keeps per row.
 #pragma once
 
-#include <warploom/simd.hpp>
+#include <warploom/compute/simd.hpp>
 #include <warploom/variant.hpp>
 
 namespace warploom {

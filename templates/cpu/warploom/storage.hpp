@@ -1,8 +1,8 @@
 // Storage types to float32 and back, a vector at a time; rounding is to nearest even.
 #pragma once
 
+#include <warploom/compute/simd.hpp>
 #include <warploom/load.hpp>
-#include <warploom/simd.hpp>
 
 #if defined(__F16C__)
 #include <immintrin.h>

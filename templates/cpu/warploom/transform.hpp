@@ -1,9 +1,9 @@
 // The vector hooks: query, key, value and output vectors through the variant, a panel at a time.
 #pragma once
 
-#include <warploom/dot_fp32.hpp>
+#include <warploom/compute/dot_fp32.hpp>
+#include <warploom/compute/pack.hpp>
 #include <warploom/hook_traits.hpp>
-#include <warploom/pack.hpp>
 #include <warploom/variant.hpp>
 
 namespace warploom {

@@ -1,7 +1,7 @@
 // New keys and values into a paged cache, vector by vector.
 #pragma once
 
-#include <warploom/overlap.cuh>
+#include <warploom/device/overlap.cuh>
 #include <warploom/team_vector.cuh>
 
 #include <warploom/append_base.hpp>

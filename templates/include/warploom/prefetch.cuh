@@ -1,7 +1,7 @@
 // Spans of memory into L2. Nobody waits for what was asked for, so the kernel ends before it comes.
 #pragma once
 
-#include <warploom/prefetch_ptx.cuh>
+#include <warploom/device/prefetch_ptx.cuh>
 
 #include <warploom/prefetch_base.hpp>
 

@@ -5,7 +5,7 @@
 // alone, such as sines, it computes once for these, and their loads are under way together.
 #pragma once
 
-#include <warploom/overlap.cuh>
+#include <warploom/device/overlap.cuh>
 #include <warploom/team_vector.cuh>
 
 namespace warploom {

@@ -1,8 +1,8 @@
 // A team of the threads of a CTA: how a device runs the planner.
 #pragma once
 
+#include <warploom/device/warp.cuh>
 #include <warploom/variant.cuh>
-#include <warploom/warp.cuh>
 
 namespace warploom {
 
@@ -142,7 +142,7 @@ class PlannerTeam {
 
   // Nobody waits for the other teams: each votes when it can, and the last to vote knows all votes.
   // The lower half counts teams, the upper half threads that object. Neither overflows: a launch
-  // has 32 teams of 1024 threads at most (runtime/planning/device_strategy.py).
+  // has 32 teams of 1024 threads at most (runtime/strategies/device_strategy.py).
   WL_FN void vote(bool objects) {
     if (objects) atomicAdd(votes_, 1u << 16);
     __syncthreads();

@@ -1,8 +1,8 @@
 // Vectors from memory to memory through a hook: a team of lanes for each, 8 elements a lane.
 #pragma once
 
+#include <warploom/device/warp.cuh>
 #include <warploom/variant.cuh>
-#include <warploom/warp.cuh>
 
 #include <warploom/stored_hooks.hpp>
 

@@ -1,5 +1,5 @@
-// The items of a line, and where to cut it: scheduler/stream_k.py, for a team of threads or for
-// one.
+// The items of a line, and where to cut it: scheduler/partition/stream_k.py, for a team of threads
+// or for one.
 #pragma once
 
 #include <warploom/role_lists.hpp>
@@ -128,7 +128,7 @@ class Line {
     return total * z_.keys * heads_;
   }
 
-  // How a line is cut: `Cuts` of scheduler/role_lists.py.
+  // How a line is cut: `Cuts` of scheduler/partition/role_lists.py.
   struct Cuts {
     int own;          // parts that CTAs have for their own
     int parts, each;  // up to `end`: of so many whole items each, or if that is 0, of equal length

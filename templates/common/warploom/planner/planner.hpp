@@ -1,7 +1,7 @@
-// Plans a batch: the Stream-K partition of scheduler/stream_k.py, by a team of threads (a host has
-// a team of one). Every team works out where the line is cut; then all teams write the plan
-// together. None waits for another: the last to have looked at its share of the pages signs the
-// plan.
+// Plans a batch: the Stream-K partition of scheduler/partition/stream_k.py, by a team of threads (a
+// host has a team of one). Every team works out where the line is cut; then all teams write the
+// plan together. None waits for another: the last to have looked at its share of the pages signs
+// the plan.
 #pragma once
 
 #include <warploom/planner/role_plan.hpp>

@@ -1,4 +1,4 @@
-// Plans a batch of two roles: scheduler/role_lists.py, with a plan for each role.
+// Plans a batch of two roles: scheduler/partition/role_lists.py, with a plan for each role.
 #pragma once
 
 #include <warploom/planner/planner.hpp>

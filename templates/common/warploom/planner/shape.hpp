@@ -8,7 +8,7 @@ constexpr int kOptions = 4;  // for the boundaries of a line
 // What is known before there is a batch.
 struct RoleShape {
   int rows, keys;                          // of a tile
-  int fixed, per_tile, grain, partial;     // costs; see scheduler/cost.py
+  int fixed, per_tile, grain, partial;     // costs; see scheduler/model/cost.py
   int few, snap, max_tiles, max_requests;  // as in the parameters
   int max_columns, max_marks;              // room for columns of a line, and for boundaries
   int role;
@@ -34,7 +34,8 @@ WL_FN RoleShape shape_of_all(const Params& p) {
   return z;
 }
 
-// Equal lines of items, and the heads and columns of each: `Grid` of scheduler/stream_k.py.
+// Equal lines of items, and the heads and columns of each: `Grid` of
+// scheduler/partition/stream_k.py.
 struct Grid {
   int lines, heads, columns;
 };

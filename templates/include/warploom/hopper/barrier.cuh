@@ -1,10 +1,10 @@
 // How warps tell each other in shared memory, and the barriers there are.
 #pragma once
 
+#include <warploom/device/named_barriers.cuh>
+#include <warploom/device/ptx.cuh>
+#include <warploom/device/warp.cuh>
 #include <warploom/hopper/ptx.cuh>
-#include <warploom/named_barriers.cuh>
-#include <warploom/ptx.cuh>
-#include <warploom/warp.cuh>
 
 namespace warploom::hopper {
 

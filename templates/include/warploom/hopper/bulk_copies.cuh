@@ -1,9 +1,9 @@
 // Keys and values by tensor copies (TMA), whose boxes are tiles or blocks of 8 tokens and more.
 #pragma once
 
-#include <warploom/gather.cuh>
 #include <warploom/hopper/shared.cuh>
 #include <warploom/hopper/warp_walk.cuh>
+#include <warploom/staging/gather.cuh>
 
 namespace warploom::hopper {
 

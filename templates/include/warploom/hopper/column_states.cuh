@@ -2,9 +2,9 @@
 // and put beside the keys.
 #pragma once
 
-#include <warploom/gather.cuh>
 #include <warploom/hopper/arrivals.cuh>
 #include <warploom/hopper/shared.cuh>
+#include <warploom/staging/gather.cuh>
 
 namespace warploom::hopper {
 

@@ -1,9 +1,9 @@
 // Keys and values by cp.async, from rows that lie anywhere: blocks of fewer than 8 tokens.
 #pragma once
 
-#include <warploom/gather.cuh>
 #include <warploom/hopper/arrivals.cuh>
 #include <warploom/hopper/shared.cuh>
+#include <warploom/staging/gather.cuh>
 
 namespace warploom::hopper {
 

@@ -2,8 +2,8 @@
 // accumulators, and in a group that gave most of its own away.
 #pragma once
 
+#include <warploom/hooks/tile_transform.cuh>
 #include <warploom/hopper/shared.cuh>
-#include <warploom/tile_transform.cuh>
 
 namespace warploom::hopper {
 

@@ -3,11 +3,11 @@
 // warpgroup does that in between.
 #pragma once
 
+#include <warploom/device/overlap.cuh>
 #include <warploom/hopper/arrivals.cuh>
 #include <warploom/hopper/consumer.cuh>
 #include <warploom/hopper/producer.cuh>
 #include <warploom/hopper/transformer.cuh>
-#include <warploom/overlap.cuh>
 
 namespace warploom::hopper {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <warploom/hopper/arrivals.cuh>
-#include <warploom/lists.cuh>
+#include <warploom/work/lists.cuh>
 
 namespace warploom::hopper {
 

@@ -5,9 +5,9 @@
 // w + 15.
 #pragma once
 
+#include <warploom/compute/mma.cuh>
 #include <warploom/hopper/shared.cuh>
 #include <warploom/hopper/wgmma.cuh>
-#include <warploom/mma.cuh>
 
 namespace warploom::hopper {
 

@@ -4,8 +4,8 @@
 
 #include <cute/arch/copy_sm90.hpp>
 
+#include <warploom/compute/output.cuh>
 #include <warploom/hopper/shared.cuh>
-#include <warploom/output.cuh>
 
 namespace warploom::hopper {
 

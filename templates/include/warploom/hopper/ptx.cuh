@@ -4,8 +4,8 @@
 
 #include <cute/arch/util.hpp>
 
-#include <warploom/ptx.cuh>
-#include <warploom/qualifiers.cuh>
+#include <warploom/device/ptx.cuh>
+#include <warploom/device/qualifiers.cuh>
 
 namespace warploom {
 

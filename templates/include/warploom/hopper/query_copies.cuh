@@ -1,8 +1,8 @@
 // Queries, which producers gather for one item after another.
 #pragma once
 
-#include <warploom/gather.cuh>
 #include <warploom/hopper/shared.cuh>
+#include <warploom/staging/gather.cuh>
 
 namespace warploom::hopper {
 

@@ -6,7 +6,7 @@
 
 #include <warploom/hopper/kernel.cuh>
 #include <warploom/hopper/tensor_pipeline.cuh>
-#include <warploom/roles.cuh>
+#include <warploom/portable/roles.cuh>
 
 namespace warploom::hopper {
 

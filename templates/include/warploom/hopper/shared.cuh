@@ -1,10 +1,10 @@
 // What lies where in the CTA's dynamic shared memory, by the table of codegen/attention/hopper.py.
 #pragma once
 
-#include <warploom/arena.cuh>
 #include <warploom/hopper/barrier.cuh>
-#include <warploom/lists.cuh>
-#include <warploom/walk.cuh>
+#include <warploom/staging/arena.cuh>
+#include <warploom/work/lists.cuh>
+#include <warploom/work/walk.cuh>
 
 namespace warploom::hopper {
 

@@ -5,7 +5,7 @@
 
 #include <warploom/hopper/absent.cuh>
 #include <warploom/hopper/ptx.cuh>
-#include <warploom/pipeline.cuh>
+#include <warploom/staging/pipeline.cuh>
 
 namespace warploom::hopper {
 

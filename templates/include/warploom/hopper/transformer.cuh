@@ -2,10 +2,10 @@
 // products: consumers multiply while the next tile is transformed.
 #pragma once
 
+#include <warploom/hooks/sine_recurrence.cuh>
 #include <warploom/hopper/absent.cuh>
 #include <warploom/hopper/hook_lanes.cuh>
 #include <warploom/hopper/items.cuh>
-#include <warploom/sine_recurrence.cuh>
 
 namespace warploom::hopper {
 

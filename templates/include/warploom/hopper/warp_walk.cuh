@@ -1,7 +1,7 @@
 // How the warps that issue copies walk over the keys of an item.
 #pragma once
 
-#include <warploom/walk.cuh>
+#include <warploom/work/walk.cuh>
 
 namespace warploom::hopper {
 

@@ -7,7 +7,7 @@
 #include <cutlass/numeric_types.h>
 #include <cute/arch/mma_sm90.hpp>
 
-#include <warploom/tile.cuh>
+#include <warploom/staging/tile.cuh>
 
 namespace warploom::hopper {
 

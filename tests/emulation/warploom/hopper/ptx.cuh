@@ -4,7 +4,7 @@
 
 #include <cute/arch/util.hpp>
 
-#include <warploom/qualifiers.cuh>
+#include <warploom/device/qualifiers.cuh>
 
 namespace warploom {
 

@@ -1,0 +1,1 @@
+"""Which tile a kernel is compiled for, and what a batch costs with it."""

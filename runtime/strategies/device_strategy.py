@@ -1,0 +1,201 @@
+"""Plans by the planner as a kernel: from lengths in device memory, without the host."""
+
+from __future__ import annotations
+
+import torch
+
+from warploom.codegen.build import build
+from warploom.codegen.planner_source import OPTIONS, PlannerSpec
+from warploom.codegen.source import TileChoice
+from warploom.dsl.types.formats import KVFormat
+from warploom.errors import ArgumentError, BoundsExceeded, MissingInput
+from warploom.runtime.devices.device import cuda_facts
+from warploom.runtime.devices.loaded import load
+from warploom.runtime.formats import format_of
+from warploom.runtime.formats.base import Arguments
+from warploom.runtime.formats.batch import Batch, OnDevice
+from warploom.runtime.inputs.inputs import Inputs
+from warploom.runtime.strategies.places import Places, Site
+from warploom.runtime.strategies.planner_params import PlannerParams
+from warploom.runtime.strategies.strategy import Planned
+from warploom.runtime.tensors.index_arrays import is_index_tensor
+from warploom.scheduler.model.layout import c_structs
+
+_MOST_THREADS = 1024
+_MOST_TEAMS = 32  # all of them find the cuts, and share the writing
+# each thread may object once, and 16 bits of a number count them (`vote` of team.cuh)
+assert _MOST_TEAMS * _MOST_THREADS < 2**16
+_ITEMS, _BLOCKS = 32, 2048  # of a team, with which it is as fast as with fewer
+
+
+class DeviceStrategy:
+    """Takes lengths that lie on the device, where bounds stand for them and tiles are few."""
+
+    def __init__(self, places: Places) -> None:
+        self._places, self._rules = places, places.rules
+        options = self._rules.options
+        stored = format_of(self._rules.spec.kv_format)
+        is_cuda = self._rules.device.type == "cuda" and stored.plans_on_device
+        self._may_be = is_cuda and options.bounds is not None and options.may_plan_natively
+        # All of them stay: a CUDA graph may replay any.
+        self._planners: dict[tuple[int, int, int], DevicePlanner] = {}
+
+    def prepare(self) -> None:
+        if self._may_be:
+            has_roles = self._rules.always_has_roles
+            spec = PlannerSpec(self._rules.spec.variant, has_roles)
+            source = spec.render("cuda", c_structs(roles=has_roles))
+            build(source, cuda_facts(self._rules.device.index).arch)
+
+    def read(self, given: Arguments) -> OnDevice | None:
+        """The batch, if the device can plan it; raises BoundsExceeded for too many requests."""
+        if not self._may_be or given.kv_lens is not None:
+            return None
+        rules, bounds = self._rules, self._rules.options.bounds
+        assert bounds is not None  # else it may not be
+        tensors = device_lengths(given, rules.spec.kv_format, rules.device)
+        if tensors is None:
+            return None
+        requests = len(given.qo_indptr) - 1
+        rows = bounds.max_q_rows if given.q_rows is None else given.q_rows
+        batch = OnDevice.of(tensors, requests, rows, bounds)
+        choice = rules.one_tile(batch)
+        if choice.pretransformed_keys or not rules.uses_stream_k(batch, choice.tile):
+            return None
+        if requests > min(bounds.max_requests, bounds.segments):
+            most = min(bounds.max_requests, bounds.segments)
+            raise BoundsExceeded(name="max_requests", got=requests, bound=most)
+        return batch
+
+    def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned | None:
+        """Enqueue a planner kernel on the current stream.
+
+        Raises:
+            ArgumentError: the bounds are too large for the planner's memory on the device.
+            MissingInput: the mask reads a tensor that has no value yet.
+        """
+        if not isinstance(batch, OnDevice):
+            return None
+        place = self._places.of(batch, choice)
+        assert place.lists is None  # `read` has asked
+        if not place.site.is_counted:
+            reason = "allow more work than the device's planner counts; declare smaller ones"
+            raise ArgumentError(name="bounds", reason=f"{reason}, or give the lengths on the host")
+        workspace = self._places.memory.workspace
+        workspace.fit(place.size)
+        planner = self._planner(place.site)
+        planner.write(batch, inputs, place.site, workspace.address("plan"))
+        planner.params.set("votes", workspace.address("votes"))
+        planner.launch(torch.cuda.current_stream(self._rules.device).cuda_stream)
+        return self._places.planned(batch, place, inputs, "the device")
+
+    def _planner(self, site: Site) -> DevicePlanner:
+        rules, device = self._rules, self._rules.device
+        key = (*grid_of(site, rules.heads.num_kv), site.scratch)
+        if key not in self._planners:
+            arch = cuda_facts(device.index).arch
+            if site.scratch > arch.shared_per_cta - PlannerSpec.RESERVED:
+                reason = (
+                    f"allow {site.max_tiles} query tiles, for which the device needs "
+                    f"{site.scratch} bytes of shared memory, of {arch.shared_per_cta}; declare "
+                    "smaller ones, or give the lengths on the host"
+                )
+                raise ArgumentError(name="bounds", reason=reason)
+            threads, teams, scratch = key
+            has_roles = rules.always_has_roles
+            spec = PlannerSpec(rules.spec.variant, has_roles, threads, scratch)
+            self._planners[key] = DevicePlanner(spec, device, teams)
+        return self._planners[key]
+
+
+def grid_of(site: Site, num_kv_heads: int) -> tuple[int, int]:
+    """Threads of a team, and teams, of the planner of a site's largest batch."""
+    # A thread for each tile and each boundary; more only wait for one another.
+    wanted = max(site.max_tiles, OPTIONS * (site.columns + 1), 128)
+    threads = min(_MOST_THREADS, -(-wanted // 128) * 128)
+    items, blocks = site.max_tiles * num_kv_heads, site.room.bounds.max_blocks
+    teams = max(-(-items // _ITEMS), -(-blocks // _BLOCKS), 1)
+    return threads, min(_MOST_TEAMS, teams)
+
+
+class DevicePlanner:
+    """The planner kernel of one mask, for batches of one size.
+
+    Attributes:
+        params: its argument.
+    """
+
+    def __init__(self, spec: PlannerSpec, device: torch.device, teams: int) -> None:
+        """Build and load the kernel.
+
+        Args:
+            spec: the mask, and what a team works with.
+            device: where it runs.
+            teams: see `grid_of`.
+
+        Raises:
+            CompileForbidden: a CUDA graph is being captured.
+            CompileError, NoCudaCompiler, LaunchError: it could not be made.
+        """
+        source = spec.render("cuda", c_structs(roles=spec.has_roles))
+        kernel = load(spec, source, cuda_facts(device.index).arch, device, teams)
+        self._name, self._device = spec.variant.name, device
+        self.params = PlannerParams(spec.variant, spec.has_roles)
+        self._enqueue = kernel.bind(self.params)
+
+    def write(self, batch: OnDevice, inputs: Inputs, site: Site, address: int) -> None:
+        """Write its argument.
+
+        Args:
+            batch: lengths on the device.
+            inputs: all that the mask reads.
+            site: the kernel and the layout.
+            address: where the plan begins, on the device.
+
+        Raises:
+            MissingInput: the mask reads a tensor that has no value yet.
+        """
+        params, bounds = self.params, batch.bounds
+        values = {**inputs.scalars, **inputs.tensors}
+        for name in sorted(params.inputs - values.keys()):
+            expected = "a value for plan(), which reads it on the device"
+            raise MissingInput(variant=self._name, name=name, expected=expected)
+        inputs.fix(params.inputs)
+        listed = batch.tensors[3]
+        blocks = min(bounds.max_blocks, 0 if listed is None else len(listed))
+        rows = min(batch.q_rows, bounds.max_q_rows)
+        params.write_inputs(values)
+        params.write_lengths(*(0 if part is None else part.data_ptr() for part in batch.tensors))
+        params.write_outputs(*site.outputs(address))
+        params.write_batch(batch.num_requests, rows, bounds.max_kv_len, blocks)
+        params.write_site(*site.numbers)
+
+    def launch(self, stream: int) -> None:
+        """Enqueue it on a stream, given the stream's handle."""
+        with torch.cuda.device(self._device):
+            self._enqueue(stream)
+
+
+def device_lengths(
+    given: Arguments, kv_format: KVFormat, device: torch.device
+) -> tuple[torch.Tensor | None, ...] | None:
+    """qo_indptr, kv_indptr, last_page_len and kv_indices, if all of them lie on the device.
+
+    Args:
+        given: the arguments of `plan`.
+        kv_format: says which of them there must be.
+        device: the wrapper's.
+    """
+    qo, kv, indices, last = given[:4]
+    if type(qo) is torch.Tensor and qo.is_cpu:
+        return None  # at once, for so it is in most plans
+    is_paged = bool(format_of(kv_format).takes)
+    needed = (qo, kv, last, indices) if is_paged else (qo, kv)
+    for value in needed:
+        if not isinstance(value, torch.Tensor) or value.is_cpu or value.device != device:
+            return None
+        if not is_index_tensor(value):
+            return None
+    unwanted = not is_paged and not (last is indices is None)
+    fit = len(kv) == len(qo) >= 1 and (last is None or len(last) == len(qo) - 1)
+    return None if unwanted or not fit else (qo, kv, last, indices)

@@ -1,0 +1,1 @@
+"""What is to be planned: records, bounds, costs, roles, and the query tiles of a batch."""

@@ -1,0 +1,202 @@
+"""What is to be planned, and what planning gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from warploom.errors import ArgumentError, WrongDType
+from warploom.scheduler.model.bounds import check_segments
+from warploom.scheduler.model.cost import CostModel
+from warploom.scheduler.model.layout import SEGMENT, Ints, Records
+from warploom.scheduler.model.roles import FIRST, Role, RolePrices, check_roles, roles_of
+from warploom.scheduler.model.visibility import Visibility
+
+# Order and limit are kept to 1/TOLERANCE of the mean load, so that tiles of like cost may stay in
+# the order of their heads and rows: neighbours in time then read the same keys.
+TOLERANCE = 64
+# Tiles are cut only if some CTA is loaded 1/WORTH_CUTTING above the mean, and if cutting takes
+# 1/WORTH_SAVING of the largest load: costs are not known to less.
+WORTH_CUTTING = 16
+WORTH_SAVING = 32
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One batch and the machine it is planned for.
+
+    Attributes:
+        segments: SEGMENT records, shape (n,); n may be 0.
+        num_kv_heads, group_size: key/value heads, and query heads of each.
+        rows, keys: tile sizes; of the role with the most rows, if there are two.
+        num_ctas: CTAs of the grid.
+        active_ctas: how many of them may get work; the first ones (FlashInfer, appendix E).
+        visibility: the mask's answers for the segments.
+        split_size: cut every tile's keys at multiples of this, rounded up to the key tile of its
+            role (`roles.split_of`). The bits of a request then never depend on the batch or the
+            CTAs. None: cut to balance the load.
+        section_keys: keys of one head that the device's cache holds; tiles that share keys are then
+            run at the same time, see `sections`. None: the order of costs alone.
+        stream_k: cut the line of all items at multiples of the mean load (`scheduler.stream_k`)
+            instead of assigning the longest first; neither split nor sections then.
+        smaller: another role, for segments whose rows its tile holds; see `scheduler.roles`. Such
+            plans are partitioned by Stream-K (`scheduler.role_lists`), whatever `stream_k` says,
+            or cut at fixed multiples (`scheduler.role_chunks`). There are no sections then.
+        prices: what work of each role costs; needed where there are two.
+        only: (n,) the segments to plan, in order; None: all.
+        piece_keys: keys that a CTA could compute with while it opens a piece of a tile, writes its
+            partial result and merges; for plans that are assigned longest first.
+    """
+
+    segments: Records
+    num_kv_heads: int
+    group_size: int
+    rows: int
+    keys: int
+    num_ctas: int
+    active_ctas: int
+    visibility: Visibility
+    split_size: int | None = None
+    section_keys: int | None = None
+    stream_k: bool = False
+    smaller: tuple[Role, ...] = ()
+    prices: RolePrices | None = None
+    only: Ints | None = None
+    piece_keys: int = 0
+
+    def check(self) -> None:
+        """Refuses what makes no sense.
+
+        Raises:
+            BadLength: a segment's field is negative or too large for int32 positions.
+            ArgumentError: a number is out of its range, or options exclude each other.
+            WrongDType: segments are not SEGMENT records.
+        """
+        names = "num_kv_heads", "group_size", "rows", "keys", "num_ctas", "active_ctas"
+        for name in (*names, "section_keys", "split_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ArgumentError(name=name, reason=f"is {value}; expected at least 1")
+        if self.piece_keys < 0:
+            raise ArgumentError(
+                name="piece_keys", reason=f"is {self.piece_keys}; expected 0 or more"
+            )
+        if self.active_ctas > self.num_ctas:
+            reason = f"is {self.active_ctas}; expected at most num_ctas, {self.num_ctas}"
+            raise ArgumentError(name="active_ctas", reason=reason)
+        check_roles(self.roles, self.prices)
+        if self.smaller and self.section_keys is not None:
+            raise ArgumentError(name="smaller", reason="excludes section_keys")
+        if self.stream_k and not (self.split_size is None and self.section_keys is None):
+            raise ArgumentError(name="stream_k", reason="excludes split_size and section_keys")
+        if self.segments.dtype != SEGMENT.dtype:
+            expected = "layout.SEGMENT.dtype"
+            raise WrongDType(name="segments", got=self.segments.dtype, expected=expected)
+        check_segments(self.segments, self.group_size)
+
+    @property
+    def cost_model(self) -> CostModel:
+        """Of the one tile."""
+        if self.stream_k:
+            return CostModel.for_stream_k(self.rows, self.keys)
+        return CostModel.of(self.rows, self.keys, self.piece_keys)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """All of them, the one with the most rows first."""
+        return (Role(FIRST, self.rows, self.keys), *self.smaller)
+
+    def by_role(self) -> tuple[Problem, ...]:
+        """The part of each role: a problem of one tile, whose costs are what prices are for."""
+        found = roles_of(self.segments, self.group_size, self.roles)
+        return tuple(
+            replace(
+                self, rows=role.rows, keys=role.keys, smaller=(), stream_k=True,
+                only=np.flatnonzero(found == number),
+            )
+            for number, role in enumerate(self.roles)
+        )  # fmt: skip
+
+
+def sections(problem: Problem, segment: Ints, head: Ints) -> Ints:
+    """Which part of the batch the keys of a (segment, head) belong to; parts fit the cache.
+
+    Items are assigned section by section: tiles that read the same keys then run at the same time,
+    and find them in the cache. Without it, the longest tiles of all heads come first, and each CTA
+    reads the keys of another head (FlashAttention-3 swizzles heads for this reason). Sections are
+    alike: a small last one would leave some CTAs without work, for which the others are then cut.
+
+    Args:
+        segment: (n,) segments.
+        head: (n,) key/value heads.
+
+    Returns:
+        (n,) sections, not descending in (segment, head).
+    """
+    if problem.section_keys is None:
+        return np.zeros(len(segment), np.int64)
+    count = problem.segments["kv_count"].astype(np.int64)
+    total = max(1, int(count.sum()) * problem.num_kv_heads)
+    number = -(-total // problem.section_keys)
+    before = (np.cumsum(count) - count) * problem.num_kv_heads
+    return (before[segment] + head * count[segment]) * number // total
+
+
+@dataclass(frozen=True)
+class WorkList:
+    """Work of every list. With one role each CTA has one, else see `role_lists`.
+
+    Attributes:
+        cta_indptr: int32 (lists + 1,); list i has items cta_indptr[i] .. cta_indptr[i + 1] - 1.
+        items: WORK_ITEM or ROLE_ITEM records. Each list's partial items come first, then the
+            others, both in the order in which they were assigned.
+        merges: MERGE records.
+        loads: (lists,) modelled cost of each; in picoseconds if there are several roles.
+        num_shared: lists of prefills that any CTA may claim.
+        num_decodes: CTAs that decode, the first ones, if there are two roles.
+        num_shared_decodes: lists of decodes that these may claim.
+    """
+
+    cta_indptr: npt.NDArray[np.int32]
+    items: Records
+    merges: Records
+    loads: Ints
+    num_shared: int = 0
+    num_decodes: int = 0
+    num_shared_decodes: int = 0
+
+    @property
+    def num_slots(self) -> int:
+        return int(self.merges["num_slots"].sum())
+
+
+def by_cta(items: Records, merges: Records, cta: Ints, cost: Ints, num_ctas: int) -> WorkList:
+    """Sorts items by CTA. Partial ones come first, so that merges hide behind later work.
+
+    Args:
+        items: (n,) records, each CTA's in order.
+        merges: records.
+        cta, cost: (n,) the CTA of each item, or its list, and its cost.
+        num_ctas: CTAs of the grid, or lists of the plan.
+    """
+    key = 2 * cta + (items["slot"] < 0)
+    if num_ctas < 2**15:
+        key = key.astype(np.uint16)
+    indptr, loads = ranges_and_loads(cta, cost, num_ctas)
+    items = items.take(np.argsort(key, kind="stable"))
+    return WorkList(indptr, items, merges, loads)
+
+
+def ranges_and_loads(cta: Ints, cost: Ints, num_ctas: int) -> tuple[npt.NDArray[np.int32], Ints]:
+    """Where each CTA's list begins and ends, int32 (num_ctas + 1,), and its cost, (num_ctas,).
+
+    Args:
+        cta, cost: (n,) see `by_cta`.
+        num_ctas: CTAs of the grid, or lists of the plan.
+    """
+    indptr = np.zeros(num_ctas + 1, np.int32)
+    np.cumsum(np.bincount(cta, minlength=num_ctas), out=indptr[1:])
+    loads = np.bincount(cta, weights=cost, minlength=num_ctas).astype(np.int64)
+    return indptr, loads

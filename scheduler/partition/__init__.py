@@ -1,0 +1,1 @@
+"""How work is cut and shared out among CTAs: along lines, longest first, or at fixed multiples."""

@@ -1,0 +1,240 @@
+"""Assigning items to CTAs: the longest first, each to the least-loaded CTA; then levelling the last
+ones.
+
+The queue of Algorithm 1 is one sorted array of codes `load * num_ctas + cta`, so that equal loads
+are served by the lowest CTA, as in a priority queue of (load, cta).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from warploom.scheduler.model.cost import CostModel
+from warploom.scheduler.model.layout import Ints
+from warploom.scheduler.model.problem import TOLERANCE, WORTH_CUTTING, WORTH_SAVING
+
+# A round is a handful of array operations, whose overhead does not depend on how many items it
+# assigns: one that assigns few costs more than pushing these through a heap.
+SHORT_ROUND = 24
+# To and from a heap the whole queue is copied and sorted, so it must assign many items each time;
+# but costs that fall may make rounds long again, so not all of them.
+HEAP_BLOCK = 512
+TRIED = 64  # limits at a time
+
+
+def assign(cost: Ints, num_ctas: int) -> tuple[Ints, Ints]:
+    """Gives every item, in order, to the CTA with the least load (FlashInfer, Algorithm 1 lines
+    6-13).
+
+    Works in rounds: the next items go to the CTAs in queue order for as long as no CTA already
+    served in this round would come first again. This is what popping and pushing one by one does.
+
+    Args:
+        cost: (n,) costs, assigned from the first to the last.
+        num_ctas: CTAs that take work.
+
+    Returns:
+        (n,) CTA of each item, and the queue: (num_ctas,) codes `load * num_ctas + cta`, ascending.
+    """
+    queue = np.arange(num_ctas, dtype=np.int64)
+    step = cost * num_ctas
+    code = np.empty_like(step)
+    done = 0
+    while done < len(step):
+        after = queue[: len(step) - done] + step[done : done + num_ctas]
+        overtaken = queue[1 : len(after)] > np.minimum.accumulate(after[:-1])
+        take = int(overtaken.argmax()) + 1 if overtaken.any() else len(after)
+        if take < SHORT_ROUND:
+            block = slice(done, done + HEAP_BLOCK)
+            code[block], queue = _deal_one_by_one(step[block], queue)
+            done += HEAP_BLOCK
+            continue
+        code[done : done + take] = queue[:take]
+        queue[:take] = after[:take]
+        queue.sort()
+        done += take
+    return code % num_ctas, queue
+
+
+def _deal_one_by_one(step: Ints, queue: Ints) -> tuple[list[int], Ints]:
+    heap = queue.tolist()  # sorted, hence a heap
+    codes = []
+    for cost in step.tolist():
+        codes.append(heap[0])
+        heapq.heapreplace(heap, heap[0] + cost)
+    return codes, np.sort(np.array(heap, dtype=np.int64))
+
+
+def deal_and_level(
+    cost: Ints, visible: Ints, mean: int, num_ctas: int, model: CostModel
+) -> tuple[Ints, Ints, Moves | None]:
+    """Assigns items, and cuts what lies above the mean load off.
+
+    Args:
+        cost, visible: (n,) costs and visible key tiles, assigned from the first to the last.
+        mean: mean load.
+        num_ctas: CTAs that take work.
+        model: costs.
+
+    Returns:
+        (n,) CTA of each item, (num_ctas,) the last item of each, and the pieces that move, if any.
+    """
+    cta, queue = assign(cost, num_ctas)
+    last = np.zeros(num_ctas, np.int64)
+    if len(cost) == 0:
+        return cta, last, None
+    last[cta] = np.arange(len(cta))  # of several values for one place, the last one stays
+    return cta, last, level(queue, visible[last], mean, model)
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Pieces cut from the ends of owners' items, in key order, owner after owner.
+
+    Attributes:
+        owner: (pieces,) CTA whose last item the piece is cut from.
+        cta: (pieces,) CTA that takes the piece.
+        begin, end: (pieces,) visible key tiles of the owner's item, half open. The last piece of an
+            item ends with the item, and what comes before its first piece stays.
+    """
+
+    owner: Ints
+    cta: Ints
+    begin: Ints
+    end: Ints
+
+    @property
+    def opens(self) -> npt.NDArray[np.bool_]:
+        """(pieces,) true for the first piece of an owner."""
+        return np.append(True, self.owner[1:] != self.owner[:-1])
+
+    def join(self, cta: Ints, cost: Ints, item: Ints, model: CostModel) -> tuple[Ints, Ints]:
+        """CTA and cost of items, of which owners are shorter, and then of the pieces.
+
+        Args:
+            cta, cost: (n,) of the items before.
+            item: (pieces,) which of them each piece is cut from.
+            model: costs.
+        """
+        cost, opens = cost.copy(), self.opens
+        cost[item[opens]] = model.of_chunks(self.begin[opens])
+        pieces = model.of_chunks(self.end - self.begin)
+        return np.append(cta, self.cta), np.append(cost, pieces)
+
+
+def level(queue: Ints, visible: Ints, mean: int, model: CostModel) -> Moves | None:
+    """Cuts what lies above the mean load off the last items and assigns it to CTAs below.
+
+    Algorithm 1 cuts a tile only if it is longer than the mean load, before assigning; 192 equal
+    tiles on 132 CTAs then keep 60 CTAs busy twice as long as the others. Here the mean load is the
+    limit of a CTA instead. The last item of a CTA was given to it while it was the least loaded,
+    with at most the mean load, so only that item can cross the limit.
+
+    With E CTAs that give and R that take, E + R <= num_ctas and R >= 1: all parts laid end to end
+    over all rooms make at most E + R - 1 pieces. Each owner keeps one part. So there are at most
+    2E + R - 1 <= 2 * num_ctas - 2 partial results: the bound of FlashInfer, appendix D.3. Sizes are
+    whole grains on both sides, so rounding adds no piece.
+
+    A piece costs its taker more than its keys, and the rest its owner. So an owner above the limit
+    gives what its partial result costs, too. Of these E + R - 1 pieces the first one in each room
+    is paid for by leaving `piece` of that room free; the E - 1 others are paid for as `opening`
+    grains in front of each part but one. The lowest limit is taken at which the rooms suffice.
+
+    Args:
+        queue: codes that `assign` returned.
+        visible: (num_ctas,) visible key tiles of each CTA's last item, 0 without items.
+        mean: mean load.
+        model: costs.
+
+    Returns:
+        The pieces, or None if cutting is not worth it.
+    """
+    loads, ctas = queue // len(queue), queue % len(queue)
+    if loads[-1] <= mean + mean // WORTH_CUTTING:
+        return None
+    grain, piece = model.per_tile * model.grain, model.fixed + model.partial
+    opening = -(-piece // grain)  # grains of room that a part takes beside its own
+    # Neither an owner's rest nor a piece is shorter than a grain; and to give less than its partial
+    # result costs is no gain.
+    most = np.maximum(visible[ctas] // model.grain - 1, 0)
+    most[most * grain <= model.partial] = 0
+    # With less than that no CTA is left: a lower limit cuts, and the largest load stays.
+    kept = np.where(most > 0, loads + model.partial - most * grain, loads)
+
+    def given_and_room(limit: Ints) -> tuple[Ints, Ints]:
+        """(limits, num_ctas) grains that each CTA gives, and that it has room for."""
+        limit = limit[:, None]
+        given = np.clip(-((limit - model.partial - loads) // grain), 0, most) * (loads > limit)
+        return given, np.maximum((limit - piece - loads) // grain, 0)
+
+    def fits(limit: Ints) -> npt.NDArray[np.bool_]:
+        given, room = given_and_room(limit)
+        needed = given.sum(axis=1) + opening * ((given > 0).sum(axis=1) - 1)
+        enough: npt.NDArray[np.bool_] = needed <= room.sum(axis=1)
+        return enough
+
+    limit = lowest_fitting(limits_worth_cutting(mean, int(kept.max()), int(loads[-1])), fits)
+    if limit is None:
+        return None
+    given, room = (grains[0] for grains in given_and_room(np.array([limit])))
+    return _lay_out(given, opening, room, visible[ctas], ctas, model.grain)
+
+
+def limits_worth_cutting(mean: int, kept: int, largest: int) -> range:
+    """Loads that CTAs may be limited to: from the mean to what is worth cutting.
+
+    Args:
+        mean: mean load.
+        kept: the most that a CTA keeps, whatever it gives.
+        largest: of a CTA.
+    """
+    return range(max(mean + mean // TOLERANCE, kept), largest - largest // WORTH_SAVING + 1)
+
+
+def lowest_fitting(limits: range, fits: Callable[[Ints], npt.NDArray[np.bool_]]) -> int | None:
+    """The lowest limit that fits, if all above one that fits do; None if none fits.
+
+    Args:
+        limits: to choose from.
+        fits: tells of (n,) ascending limits which of them fit.
+    """
+    while limits:
+        tried = limits[:: -(-len(limits) // TRIED)]
+        answers = fits(np.asarray(tried, np.int64))
+        best = int(answers.argmax()) if answers.any() else len(tried)
+        if best < len(tried) and (best == 0 or len(tried) == len(limits)):
+            return tried[best]
+        end = limits.stop if best == len(tried) else tried[best] + 1
+        limits = range(tried[best - 1] + 1, end)
+    return None
+
+
+def _lay_out(
+    given: Ints, opening: int, room: Ints, visible: Ints, ctas: Ints, grain: int
+) -> Moves | None:
+    """Lays the owners' grains end to end over the rooms, emptiest CTA first; cuts at each end.
+
+    In front of each part but the first lie `opening` grains, which take room and are nobody's.
+    """
+    owners, rooms = np.flatnonzero(given), np.flatnonzero(room)
+    if len(owners) == 0:
+        return None
+    owner_end = np.cumsum(given[owners]) + opening * np.arange(len(owners))
+    room_end = np.cumsum(room[rooms])
+    total = owner_end[-1]
+    end = np.sort(np.concatenate((owner_end, room_end[room_end < total])))
+    end = end[np.append(True, end[1:] > end[:-1])]
+    begin = np.append(0, end[:-1])
+    owner = np.searchsorted(owner_end, begin, side="right")
+    taker = rooms[np.searchsorted(room_end, begin, side="right")]
+    begin = np.maximum(begin, (owner_end - given[owners])[owner])
+    is_piece = begin < end
+    owner, taker, begin, end = owner[is_piece], taker[is_piece], begin[is_piece], end[is_piece]
+    # An item's last grain ends with the item: places are counted back from there.
+    shift = visible[owners[owner]] - owner_end[owner] * grain
+    return Moves(ctas[owners[owner]], ctas[taker], begin * grain + shift, end * grain + shift)

@@ -1,0 +1,270 @@
+"""Plans of two roles: decodes on some CTAs, prefills on the others, and some of both to be claimed.
+
+A CTA works through its decode list, then claims shared ones until none is left, then does the same
+with prefills (decision 0043). Lists are numbered by role and CTA: prefills of CTA b are list b, its
+decodes are list num_ctas + b, and shared lists of prefills and decodes begin at SHARED_PREFILLS and
+SHARED_DECODES times num_ctas. Only CTAs that decode claim decodes; any CTA claims prefills.
+
+Decodes have the first CTAs. Their lines are those of a plan without prefills, and so are their cuts
+where nothing is shared. Prefills of all heads lie on one line, for the CTAs behind. Each CTA has an
+equal part of most of a line; the rest are shared lists. Whoever is done early takes these: what a
+role costs is not known well enough, decodes wait for memory, and some SMs read more slowly.
+
+Where prefills read more keys than the cache holds, and there are enough of them, most of the line
+is lists of whole ones instead: a few rounds of one list for each CTA, in the order of the line.
+CTAs then work at tiles of the same heads at the same time, and memory is asked for their keys once.
+With an equal part of the line for each CTA all heads are read at once, at different places.
+
+Short prefills are never cut (`RolePrices.shortest_cut`): lists are of whole ones then, mostly of
+one. Where the cache holds their keys, each tile of all heads comes before the next, so that the
+last ones of a request, of all heads, are its shortest. Who prefills claims the next list, as do
+decoding CTAs that are done. But where they are few, one may take longer than an equal part by more
+than what cutting costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from warploom.scheduler.model.layout import MERGE, ROLE_ITEM, Ints, Records
+from warploom.scheduler.model.problem import Problem, WorkList, by_cta
+from warploom.scheduler.model.roles import (
+    COLUMNS,
+    ROUNDS,
+    SHARED_DECODES,
+    SHARED_PREFILLS,
+    RolePrices,
+    num_lists,
+)
+from warploom.scheduler.model.tiles import Tiles, query_tiles
+from warploom.scheduler.partition.stream_k import (
+    SNAP,
+    Grid,
+    Line,
+    Pieces,
+    boundaries_at,
+    cut,
+    partition,
+)
+
+SHARED = 8  # 1 of so many prefills is for anyone
+DECODES_SHARED = 8  # 1 of so many decodes is for any CTA that decodes
+
+
+def build(problem: Problem) -> WorkList:
+    """Plans one batch. `tests/support/plan_text_roles.py` is the same, item by item."""
+    prefill, decode = problem.by_role()
+    return share_out(query_tiles(prefill), query_tiles(decode), problem)
+
+
+def share_out(of_prefill: Tiles, of_decode: Tiles, problem: Problem) -> WorkList:
+    """Lists of the work on the tiles of both roles, which all key/value heads have."""
+    assert problem.prices is not None  # checked with the roles
+    prefill, decode = problem.by_role()
+    work = [_length(of_prefill, prefill), _length(of_decode, decode)]
+    prefill_ctas, decode_ctas = problem.prices.ctas(work, problem.active_ctas)
+    own, num_shared = _prefills(of_prefill, prefill, prefill_ctas)
+    grid = Grid.of(max(1, decode_ctas), decode.num_kv_heads)
+    has_both = len(own.items) > 0 and decode_ctas > 1
+    others, shared = _decodes(of_decode, decode, grid, problem.prices if has_both else None)
+    decoding = grid.lines * grid.columns if len(others.items) else 0
+    prefills, decodes = Share(own, prefill_ctas, num_shared), Share(others, decoding, shared)
+    return in_lists(problem, prefills, decodes)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What is done of one role.
+
+    Attributes:
+        pieces: parts from 0 on are those of CTAs, from `ctas` on those of shared lists.
+        ctas: that may have a list for their own.
+        shared: lists that CTAs claim.
+    """
+
+    pieces: Pieces
+    ctas: int
+    shared: int
+
+
+def in_lists(problem: Problem, prefills: Share, decodes: Share) -> WorkList:
+    """Joins both: decodes have the first CTAs, prefills the last ones that may get work."""
+    assert problem.prices is not None
+    ctas, both = problem.num_ctas, (prefills, decodes)
+    first = problem.active_ctas - prefills.ctas, ctas
+    behind = SHARED_PREFILLS * ctas - prefills.ctas, SHARED_DECODES * ctas - decodes.ctas
+    number, cost = [], []
+    for role, share in enumerate(both):
+        part = share.pieces.part
+        number.append(np.where(part < share.ctas, first[role], behind[role]) + part)
+        cost.append(share.pieces.cost * problem.prices.units[role])
+    items, merges = _joined(prefills.pieces, decodes.pieces)
+    found = by_cta(
+        items, merges, np.concatenate(number), np.concatenate(cost), num_lists(ctas, len(both))
+    )
+    return replace(
+        found, num_shared=prefills.shared, num_decodes=decodes.ctas,
+        num_shared_decodes=decodes.shared,
+    )  # fmt: skip
+
+
+def _length(tiles: Tiles, problem: Problem) -> int:
+    return int(problem.cost_model.of_chunks(tiles.visible).sum()) * problem.num_kv_heads
+
+
+def _prefills(tiles: Tiles, problem: Problem, ctas: int) -> tuple[Pieces, int]:
+    """Pieces of so many CTAs, then those of shared lists as parts behind; and how many of these."""
+    if len(tiles.segment) == 0:
+        return Pieces.none(), 0
+    line = Line.of(tiles, problem.num_kv_heads, problem.cost_model)
+    if problem.active_ctas > 1 and line.visible.max() < _least_cut(line, problem, ctas):
+        if not _reads_beyond_cache(tiles, problem):
+            line = Line.of(tiles, problem.num_kv_heads, problem.cost_model, by_tile=True)
+        own, cuts = _whole(line, ctas)
+    else:
+        own, cuts = _cuts(line, tiles, problem, ctas)
+    found = cuts.cut(line, Grid(1, problem.num_kv_heads, ctas), tiles, problem)
+    part = np.where(found.part < own, found.part, found.part - own + ctas)
+    return Pieces(found.items, found.merges, part, found.cost), cuts.number - own
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """How a line is cut.
+
+    Long parts are claimed before short ones, so that few lists are opened and the last are short.
+
+    Attributes:
+        first: (n,) where parts up to `end` begin.
+        end: where they end.
+        longs, shorts: parts behind; of half the length, as many as of these or none.
+    """
+
+    first: Ints
+    end: int
+    longs: int
+    shorts: int = 0
+
+    @classmethod
+    def equal(cls, count: int, end: int, longs: int, shorts: int = 0) -> Cuts:
+        return cls(np.arange(count) * end // count, end, longs, shorts)
+
+    @property
+    def number(self) -> int:
+        return len(self.first) + self.longs + self.shorts
+
+    def cut(self, line: Line, grid: Grid, tiles: Tiles, problem: Problem) -> Pieces:
+        """The pieces of a line that is cut so, and of those that are its like."""
+        number = np.arange(self.longs + self.shorts + 1)
+        halves = np.minimum(2 * number, self.longs + number)
+        behind = halves * (line.total - self.end) // max(2 * self.longs + self.shorts, 1)
+        at = np.concatenate((self.first, self.end + behind))
+        snap = self.end // (len(self.first) * SNAP)
+        return cut(boundaries_at(at, snap, line), line, grid, tiles, problem)
+
+
+def _whole(line: Line, ctas: int) -> tuple[int, Cuts]:
+    """How many lists of whole prefills CTAs have, and where all begin."""
+    each, lists = whole_lists(len(line.tile), ctas)
+    return min(ctas, lists), Cuts(line.begin[np.arange(lists) * each], line.total, 0)
+
+
+def _cuts(line: Line, tiles: Tiles, problem: Problem, ctas: int) -> tuple[int, Cuts]:
+    """How many parts of the line of prefills CTAs have, and where all are cut.
+
+    No part is shorter than `CostModel.least_part`, but a single one and lists of whole prefills.
+    """
+    assert problem.prices is not None  # checked with the roles
+    least, total, active = line.model.least_part, line.total, problem.active_ctas
+    if active > 1 and _reads_beyond_cache(tiles, problem):
+        each, lists = rounds_of(len(line.tile), ctas, active)
+        if lists:
+            end = int(line.begin[each * lists])
+            tail = min(ctas, (total - end) // (3 * least))
+            if tail:
+                return ctas, Cuts(line.begin[np.arange(lists) * each], end, tail, tail)
+    rest = total // SHARED
+    shared = min(ctas, rest // least) if active > 1 else 0
+    end = total - rest if shared else total
+    own = max(1, min(ctas, end // least))
+    return own, Cuts.equal(own, end, shared)
+
+
+def _reads_beyond_cache(tiles: Tiles, problem: Problem) -> bool:
+    """Whether tiles of all heads, those of a segment once, read more keys than the cache holds."""
+    assert problem.prices is not None
+    if problem.prices.cached_keys is None:
+        return False
+    is_first = np.append(True, tiles.segment[1:] != tiles.segment[:-1])
+    keys = int(tiles.visible[is_first].sum()) * problem.keys * problem.num_kv_heads
+    return keys > problem.prices.cached_keys
+
+
+def _least_cut(line: Line, problem: Problem, ctas: int) -> int:
+    """Key tiles of the shortest prefill that is cut.
+
+    The longest one is at most half of `RolePrices.shortest_cut` longer than an equal part.
+    """
+    assert problem.prices is not None
+    least = problem.prices.cut_tiles(problem.keys)
+    return min(least, line.total // (line.model.per_tile * ctas) + -(-least // 2))
+
+
+def whole_lists(items: int, ctas: int) -> tuple[int, int]:
+    """Items of each list of whole prefills, and lists: as many as a plan has room for."""
+    each = -(-items // (COLUMNS[0] * ctas))
+    return each, -(-items // each)
+
+
+def rounds_of(items: int, ctas: int, active: int) -> tuple[int, int]:
+    """Lists of whole prefills. Enough is left to be cut that all may be done at the same time.
+
+    Args:
+        items: of the line.
+        ctas: that prefill.
+        active: that may claim prefills, when they have no decodes any more.
+
+    Returns:
+        Items of each list, and lists: none, or `ctas` at least and `ROUNDS` times as many at most.
+    """
+    # behind the lists of whole items half of one for each CTA, which is what it waits on average
+    most = items - max(-(-items // SHARED), -(-active // 2))
+    if most < ctas:
+        return 0, 0
+    each = -(-most // (ROUNDS * ctas))
+    lists = most // each
+    # whoever finds no list in the last round finds as much work behind the lists
+    if -(-lists // ctas) * ctas * each > items:
+        lists = lists // ctas * ctas
+    return each, lists
+
+
+def _decodes(
+    tiles: Tiles, problem: Problem, grid: Grid, prices: RolePrices | None
+) -> tuple[Pieces, int]:
+    """Pieces of the CTAs of a grid, then those of shared lists as parts behind; how many of these.
+
+    Without prices nothing is shared.
+    """
+    if prices is not None and len(tiles.segment):
+        line = Line.of(tiles, grid.heads, problem.cost_model)
+        columns, rest = grid.columns, line.total // DECODES_SHARED
+        if rest // (3 * columns) >= prices.least_claim(line.model, problem.keys):
+            cuts = Cuts.equal(columns, line.total - rest, columns, columns)
+            return cuts.cut(line, grid, tiles, problem), 2 * columns * grid.lines
+    return partition(tiles, problem, grid.lines * grid.columns), 0
+
+
+def _joined(prefills: Pieces, decodes: Pieces) -> tuple[Records, Records]:
+    """Items that say their role, and merges; slots of decodes come behind those of prefills."""
+    items: Records = np.concatenate((prefills.items, decodes.items)).view(ROLE_ITEM.dtype)
+    merges: Records = np.concatenate((prefills.merges, decodes.merges)).astype(MERGE.dtype)
+    count, slots = len(prefills.items), int(prefills.merges["num_slots"].sum())
+    is_cut = items["slot"][count:] >= 0
+    items["slot"][count:] += is_cut * np.int32(slots)
+    items["merge"][count:] += is_cut * np.int32(len(prefills.merges))
+    merges["first_slot"][len(prefills.merges) :] += slots
+    items["role"][count:] = 1
+    return items, merges

@@ -1,0 +1,265 @@
+"""The Stream-K partition: items end to end on lines, cut at multiples of the mean load.
+
+Prefix sums and searches only, so that a device can plan as well as a host: the native planner
+(`templates/common/warploom/planner/`) is the same algorithm and gives the same bits.
+This is Stream-K's division of work with four changes. Each key/value head has a line of its own,
+cut at the same places: CTAs that run at the same time then read all heads of the same tokens, which
+lie side by side in memory. Long and short tiles take turns on the line, so that whole items often
+balance. A cut moves to the end of an item if that is near. And fewer CTAs are used if that saves
+pieces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from warploom.scheduler.model.cost import CostModel
+from warploom.scheduler.model.layout import MERGE, WORK_ITEM, Ints, Records
+from warploom.scheduler.model.problem import Problem, WorkList, by_cta
+from warploom.scheduler.model.tiles import Tiles, key_after, query_tiles
+
+IDLE = 16  # 1 of so many CTAs may stay without work for the sake of equal lines
+FEW = 8  # items of a column for whose sake fewer CTAs work
+SNAP = 32  # a boundary moves up to 1 / SNAP of the mean load to the end of an item
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How CTAs share lines; CTA `column * lines + line` works on a part of one line.
+
+    Attributes:
+        lines: equal lines; one for each key/value head, or a single one for all.
+        heads: key/value heads of a line.
+        columns: CTAs of each line.
+    """
+
+    lines: int
+    heads: int
+    columns: int
+
+    @classmethod
+    def of(cls, num_ctas: int, num_heads: int) -> Grid:
+        if num_ctas % num_heads * IDLE <= num_ctas and num_heads <= num_ctas:
+            return cls(num_heads, 1, num_ctas // num_heads)
+        return cls(1, num_heads, num_ctas)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Items of one line; shape (n,) each.
+
+    Attributes:
+        tile, head: of each item.
+        begin: where the item begins on the line, in units of cost.
+        cost: its length.
+        visible: its visible key tiles.
+        total: length of the line.
+        model: what items cost.
+    """
+
+    tile: Ints
+    head: Ints
+    begin: Ints
+    cost: Ints
+    visible: Ints
+    total: int
+    model: CostModel
+
+    @classmethod
+    def of(cls, tiles: Tiles, heads: int, model: CostModel, by_tile: bool = False) -> Line:
+        """All tiles of a head before those of the next; or by tile, all heads of one before."""
+        order = _order(tiles)
+        count = len(order) * heads
+        if by_tile:
+            tile, head = np.repeat(order, heads), np.arange(count) % heads
+        else:
+            tile, head = np.tile(order, heads), np.arange(count) // len(order)
+        visible = tiles.visible[tile]
+        cost = model.of_chunks(visible)
+        end = np.cumsum(cost)
+        return cls(tile, head, end - cost, cost, visible, int(cost.sum()), model)
+
+
+def _order(tiles: Tiles) -> Ints:
+    """The longest tile, the shortest, the second longest, ...; unless a segment has several."""
+    count = len(tiles.segment)
+    if count > 1 and (tiles.segment[1:] == tiles.segment[:-1]).any():
+        return np.arange(count)
+    falling = np.argsort(-tiles.visible, kind="stable")
+    order = np.empty(count, np.int64)
+    order[0::2] = falling[: (count + 1) // 2]
+    order[1::2] = falling[::-1][: count // 2]
+    return order
+
+
+@dataclass(frozen=True)
+class Boundaries:
+    """Where each CTA of a line begins, and the last one ends; shape (columns + 1,).
+
+    Attributes:
+        item: the item on the line.
+        visible: its visible key tiles that belong to CTAs before; 0: the boundary is its begin.
+    """
+
+    item: Ints
+    visible: Ints
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Items and pieces of items, shape (n,) each but for the merges.
+
+    Attributes:
+        items: WORK_ITEM records, in the order of lines.
+        merges: MERGE records.
+        part: which CTA has each, counted from the first that works on these lines.
+        cost: of each.
+    """
+
+    items: Records
+    merges: Records
+    part: Ints
+    cost: Ints
+
+    @classmethod
+    def none(cls) -> Pieces:
+        nothing = np.zeros(0, np.int64)
+        return cls(np.zeros(0, WORK_ITEM.dtype), np.zeros(0, MERGE.dtype), nothing, nothing)
+
+
+def build(problem: Problem) -> WorkList:
+    """Plans one batch. `tests/support/plan_text_stream_k.py` is the same, item by item."""
+    found = partition(query_tiles(problem), problem, problem.active_ctas)
+    return by_cta(found.items, found.merges, found.part, found.cost, problem.num_ctas)
+
+
+def partition(tiles: Tiles, problem: Problem, ctas: int) -> Pieces:
+    """Gives these tiles of all heads to so many CTAs."""
+    if len(tiles.segment) == 0:
+        return Pieces.none()
+    grid = Grid.of(ctas, problem.num_kv_heads)
+    line = Line.of(tiles, grid.heads, problem.cost_model)
+    return cut(_best(line, grid.columns), line, grid, tiles, problem)
+
+
+def _best(line: Line, columns: int) -> Boundaries:
+    """The boundaries with the least longest CTA."""
+    count = len(line.tile)
+    columns = max(1, min(columns, line.total // line.model.least_part))
+    fitting = fitting_columns(count, columns)
+    best, least = None, 0
+    for is_cut in (False, True):
+        for used in (fitting, columns):
+            found = _boundaries(line, used, is_cut)
+            load = int(_loads(line, found).max())
+            if best is None or load < least:
+                best, least = found, load
+    assert best is not None
+    return best
+
+
+def fitting_columns(items: int, columns: int) -> int:
+    """So many columns, or fewer, that equal items can have equal parts, or columns as many items.
+
+    With many items a column, those are even enough, and CTAs without work cost more.
+    """
+    if items <= columns:
+        return columns // items * items
+    each = -(-items // columns)
+    return items // each if each <= FEW else columns
+
+
+def _boundaries(line: Line, columns: int, is_cut: bool) -> Boundaries:
+    """Even boundaries, moved to ends of items, or cut at whole key tiles if no end is near."""
+    at = np.arange(columns + 1) * line.total // columns
+    return boundaries_at(at, line.total // (columns * SNAP) if is_cut else line.total, line)
+
+
+def boundaries_at(at: Ints, snap: int, line: Line) -> Boundaries:
+    """Boundaries at these places, which ascend, each moved to a whole key tile.
+
+    It moves to the nearest end of its item if that is within `snap`, and no piece becomes shorter
+    than a grain.
+    """
+    item = np.searchsorted(line.begin, at, side="right") - 1
+    into = at - line.begin[item]
+    cost, visible, model = line.cost[item], line.visible[item], line.model
+    grain = model.grain
+    whole = np.where(2 * into < cost, item, item + 1)
+    near = np.minimum(into, cost - into) <= snap
+    done = (2 * np.maximum(into - model.fixed, 0) + model.per_tile) // (2 * model.per_tile)
+    kept = np.clip(done, grain, np.maximum(visible - grain, 0))
+    kept = np.where(done * 2 < grain, 0, kept)
+    to_end = (visible - done) * 2 < grain
+    short = visible < 2 * grain
+    moved = near | short | (kept == 0) | to_end
+    end = np.where(near | short, whole, item + to_end)
+    return Boundaries(np.where(moved, end, item), np.where(moved, 0, kept))
+
+
+def _loads(line: Line, bounds: Boundaries) -> Ints:
+    """Cost of each CTA, with what its partial results cost."""
+    item, visible, model = bounds.item, bounds.visible, line.model
+    inside = np.where(visible > 0, model.fixed + model.per_tile * visible, 0)
+    place = np.append(line.begin, line.total)[item] + inside
+    cut = visible > 0
+    parts = cut[1:] * 1 + cut[:-1] - ((item[1:] == item[:-1]) & cut[:-1])
+    loads: Ints = np.diff(place) + cut[:-1] * model.fixed + parts * model.partial
+    return loads
+
+
+def cut(bounds: Boundaries, line: Line, grid: Grid, tiles: Tiles, problem: Problem) -> Pieces:
+    """Items and pieces of items between the boundaries; slots are numbered along the lines."""
+    width = int(line.visible.max()) + 1
+    code = bounds.item * width + bounds.visible
+    cuts = np.unique(code[bounds.visible > 0])
+    begin = np.sort(np.concatenate((np.arange(len(line.tile)) * width, cuts)))
+    item, first = begin // width, begin % width
+    closes = np.append(item[1:] != item[:-1], True)
+    end = np.where(closes, line.visible[item], np.append(first[1:], 0))
+    records = np.zeros(len(item), WORK_ITEM.dtype)
+    for field in ("segment", "row_begin", "kv_begin", "kv_end"):
+        records[field] = getattr(tiles, field)[line.tile[item]]
+    records["kv_head"] = line.head[item]
+    _cut_keys(records, tiles.take(line.tile[item]), first, problem)
+    merges = _number(records, (first > 0) | ~closes, first == 0)
+    column = np.searchsorted(code[:-1], begin, side="right") - 1
+    cost = line.model.of_chunks(end - first)
+    lines = np.arange(grid.lines)[:, None]
+    records, merges = _repeat(records, merges, grid.lines)
+    part = (column * grid.lines + lines).reshape(-1)
+    return Pieces(records, merges, part, np.tile(cost, grid.lines))
+
+
+def _cut_keys(records: Records, tiles: Tiles, first: Ints, problem: Problem) -> None:
+    """Writes the keys at which pieces begin and those before them end."""
+    begins = np.flatnonzero(first > 0)
+    place = key_after(tiles.take(begins), first[begins], problem)
+    records["kv_begin"][begins] = place
+    records["kv_end"][begins - 1] = place
+
+
+def _number(records: Records, partial: np.ndarray, begins: np.ndarray) -> Records:
+    """Gives slots and merges to the pieces of one line."""
+    opens = partial & begins
+    records["slot"] = np.where(partial, np.cumsum(partial) - 1, -1)
+    records["merge"] = np.where(partial, np.cumsum(opens) - 1, -1)
+    merges = np.zeros(int(opens.sum()), MERGE.dtype)
+    merges["first_slot"] = records["slot"][opens]
+    merges["num_slots"] = np.bincount(records["merge"][partial], minlength=len(merges))
+    return merges
+
+
+def _repeat(records: Records, merges: Records, lines: int) -> tuple[Records, Records]:
+    """The work of one line for all lines: heads, slots and merges move on."""
+    slots = int(merges["num_slots"].sum())
+    all_records, all_merges = np.tile(records, (lines, 1)), np.tile(merges, (lines, 1))
+    line = np.arange(lines)[:, None]
+    partial = all_records["slot"] >= 0
+    all_records["kv_head"] += line.astype(np.int32)
+    all_records["slot"] += (partial * line * slots).astype(np.int32)
+    all_records["merge"] += (partial * line * len(merges)).astype(np.int32)
+    all_merges["first_slot"] += (line * slots).astype(np.int32)
+    return all_records.reshape(-1), all_merges.reshape(-1)

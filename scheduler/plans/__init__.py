@@ -1,0 +1,1 @@
+"""Plans as arrays and as memory: sizes, reading back, and what every plan must satisfy."""

@@ -1,0 +1,77 @@
+// Prefill and decode in one launch (POD-Attention): each CTA streams its list of decode items with
+// a tile of few rows, then those that it claims; then it computes its list of prefill items, and
+// then those that it claims.
+#pragma once
+
+#include <warploom/portable/kernel.cuh>
+#include <warploom/work/lists.cuh>
+
+namespace warploom {
+
+// The arena of a decode tile whose threads are not all threads of the CTA. Beside it others compute
+// with keys that should stay in L2, while what decodes read passes through: requests that share
+// keys are told so by their format.
+template <class K>
+struct DecodeArena : Arena<K> {
+  static constexpr bool kReadsOnce = true;
+  WL_FN static void sync_all() { named_meet(kRoleBarrier, K::kTileThreads); }
+};
+
+// The decodes of CTA number cta(), by the threads of the tile: its own list, and, if it is one of
+// those that decode, shared ones until none is left. What is drawn has two places, by turns: so a
+// barrier after each draw is enough, behind which all have left the list before, too.
+template <class Decode, class Cta>
+WL_FN void stream_lists(const typename Decode::Params& p, char* shared_memory,
+                        volatile Drawn& drawn, const Cta& cta) {
+  volatile auto& header = header_of<Decode>(p);
+  unsigned list = kDecodeLists * gridDim.x + cta();
+#pragma unroll 1
+  for (int turn = 0;; turn ^= 1) {
+    stream_list<Decode>(p, shared_memory, list);
+    if (header.num_shared_decodes == 0 || cta() >= header.num_decodes) return;
+    if (threadIdx.x == 0) drawn.lists[turn] = claim_decodes(header);
+    DecodeArena<Decode>::sync_all();
+    const unsigned number = drawn.lists[turn];
+    if (number >= header.num_shared_decodes) return;
+    list = kSharedDecodes * gridDim.x + number;
+  }
+}
+
+// The prefills of a CTA: its own list, then shared ones until none is left.
+template <class Prefill>
+WL_FN void run_tall_lists(const typename Prefill::Params& p, char* shared_memory,
+                          volatile Drawn& drawn) {
+  run_tall_list<Prefill>(p, shared_memory, blockIdx.x);
+  volatile auto& header = header_of<Prefill>(p);
+  if (header.num_shared == 0 || blockIdx.x >= header.num_active) return;
+#pragma unroll 1
+  while (true) {
+    if (threadIdx.x == 0) drawn.lists[0] = claim_prefills(header);
+    __syncthreads();
+    const unsigned number = drawn.lists[0];
+    if (number >= header.num_shared) return;
+    __syncthreads();  // all have read it
+    run_tall_list<Prefill>(p, shared_memory, kSharedPrefills * gridDim.x + number);
+  }
+}
+
+template <class Prefill, class Decode>
+WL_FN void run_portable_roles(const typename Prefill::Params& p) {
+  extern __shared__ __align__(1024) char shared_memory[];
+  static_assert(Decode::kTileThreads == Sizes<Decode>::kThreads + kWarpSize &&
+                    Decode::kTileThreads <= Sizes<Prefill>::kThreads,
+                "a decode tile is streamed by the first threads of the CTA");
+  await_earlier_kernels();
+  // Behind what either role has there. Read anew each time: registers are for tiles.
+  volatile auto& drawn = *reinterpret_cast<volatile Drawn*>(shared_memory + Prefill::kDrawnAt);
+  if (threadIdx.x < Decode::kTileThreads) {
+    stream_lists<Decode>(p, shared_memory, drawn, [] { return blockIdx.x; });
+  }
+  __syncthreads();
+  run_tall_lists<Prefill>(p, shared_memory, drawn);
+  if constexpr (Prefill::Config::kComposed) {
+    merge_composed_rows(Item<Prefill>{p, {shared_memory, 0}});
+  }
+}
+
+}  // namespace warploom

@@ -1,0 +1,84 @@
+// A ring of tiles of keys on their way: which they are, and which item is at hand. `Pipeline`, who
+// copies them, derives from it and has group(), wait(), copy_ahead() and advance().
+//
+// Where warps stream keys, the ring goes on over the borders of items.
+#pragma once
+
+#include <warploom/work/walk.cuh>
+
+namespace warploom {
+
+template <class K, class Pipeline>
+class TileRing {
+  using S = Sizes<K>;
+  using Element = typename K::Config::Element;
+  using Unit = half_t;
+
+ public:
+  // Items follow each other up to `end`; `index` is that of the first.
+  WL_FN TileRing(const Item<K>& item, int index, int end)
+      : walk_(item, Pipeline::group()),
+        now_(index),
+        found_(index),
+        end_(end),
+        may_find_(index),
+        stage_(0) {}
+
+  // Takes up an item, everyone's facts of which and of the next are known. The gaps in front of
+  // its tiles are left out: they are from when nothing was known of the item.
+  WL_FN void begin(int index) {
+    now_ = index;
+    may_find_ = min(index + 1, end_ - 1);
+    while (ring_[0].is_of(index - 1)) {
+      self().wait();
+      self().copy_ahead();
+      self().advance();
+    }
+  }
+  // True while a tile of the item is next.
+  WL_FN bool has_tile() const {
+    return ring_[0].exists() && (!S::kSplitKeys || ring_[0].is_of(now_));
+  }
+  WL_FN const Visit& visit() const { return ring_[0]; }
+  WL_FN Unit* keys() const { return ahead().arena.keys(stage_, Pipeline::group()); }
+  WL_FN Unit* values() const { return ahead().arena.values(stage_, Pipeline::group()); }
+  WL_FN Element* new_keys() const { return ahead().arena.new_keys(stage_, Pipeline::group()); }
+  WL_FN Element* new_values() const { return ahead().arena.new_values(stage_, Pipeline::group()); }
+
+ protected:
+  static constexpr int kStages = K::Config::kStages;
+
+  WL_FN const Item<K>& ahead() const { return walk_.item(); }
+
+  // The next tile, of the item that was searched last or of the one after it.
+  WL_FN Visit find() {
+    Visit visit = walk_.next();
+    if constexpr (S::kSplitKeys) {
+      while (!visit.exists() && found_ < may_find_) {
+        walk_.move_to(++found_, Pipeline::group());
+        visit = walk_.next();
+      }
+      visit = visit.tagged(found_);
+    }
+    return visit;
+  }
+  // Stage of the tile that was used last, where the next one goes.
+  WL_FN int stage_before() const { return stage_ == 0 ? kStages - 1 : stage_ - 1; }
+  WL_FN void shift(const Visit& next) {
+#pragma unroll
+    for (int i = 0; i + 1 < kStages; ++i) ring_[i] = ring_[i + 1];
+    ring_[kStages - 1] = next;
+    stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
+  }
+
+  KeyWalk<K> walk_;        // of the item of the tile found last
+  int now_, found_, end_;  // indices: of the item at hand, of that one, behind the last
+  int may_find_;           // index of the last item whose facts are known
+  int stage_;              // of the tile whose turn it is
+  Visit ring_[kStages];    // tiles from that one on
+
+ private:
+  WL_FN Pipeline& self() { return static_cast<Pipeline&>(*this); }
+};
+
+}  // namespace warploom
