@@ -2,7 +2,7 @@
 
     python benchmarks/fit_composed_tiles.py [FILE]
 
-FILE is what `composed_sweep.py` wrote. Prints the rates for `codegen/choice/composed_cost.py`,
+FILE is what `composed_sweep.py` wrote. Prints the rates for `recorded` of the templates,
 and how far the choices with them are from the fastest of the tiles that it has rates for: of cases
 that were fitted to, and of those that were left out.
 """
@@ -22,41 +22,45 @@ from composed_sweep import NAME
 from fit_tiles import ARCH, quality
 from harness import RESULTS, load_rows
 
-from warploom.codegen.choice.composed_cost import RATES, Kind, Rates, Reading
+from warploom.codegen.attention.rates import ComposedRates
+from warploom.codegen.attention.templates import CUDA
+from warploom.codegen.choice.composed_cost import Reading
 from warploom.codegen.source import TileConfig
 
 Reals = npt.NDArray[np.float64]
+# Tile -> its rates, as they are shipped.
+RATES = {
+    TileConfig(*sizes, template="hopper" if template.name == "hopper" else "portable"): rates
+    for template in CUDA
+    if ARCH in template.recorded
+    for sizes, rates in template.recorded[ARCH].composed.items()
+}
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One case of a sweep: for each kind of tile, what an SM reads, and the microseconds."""
+    """One case of a sweep: for each tile, what an SM reads, and the microseconds."""
 
     name: str
     prefix: int
-    work: Mapping[Kind, Reading]
-    times: Mapping[Kind, float]
+    work: Mapping[TileConfig, Reading]
+    times: Mapping[TileConfig, float]
 
 
 def load(path: Path) -> list[Timed]:
     """Cases with the tiles that have rates."""
     machine, rows = load_rows(path)
-    labels = {_label(kind): kind for kind in RATES[ARCH]}
+    tiles = {tile.label: tile for tile in RATES}
     found: dict[str, Timed] = {}
     for row in rows:
-        if row.impl in labels and row.value is not None:
-            kind = labels[row.impl]
+        if row.impl in tiles and row.value is not None:
+            tile = tiles[row.impl]
             one = found.setdefault(row.case, Timed(row.case, row.params["prefix"], {}, {}))
-            work = reading(row.params, kind[1], machine["multiprocessors"])
+            work = reading(row.params, tile.rows, machine["multiprocessors"])
             found[row.case] = replace(
-                one, work={**one.work, kind: work}, times={**one.times, kind: row.value}
+                one, work={**one.work, tile: work}, times={**one.times, tile: row.value}
             )
     return list(found.values())
-
-
-def _label(kind: Kind) -> str:
-    template, rows, keys, warps = kind
-    return TileConfig(rows, keys, warps, template=template).label
 
 
 def reading(params: Mapping[str, Any], rows: int, sms: int) -> Reading:
@@ -73,15 +77,15 @@ def _work(one: Reading) -> tuple[float, float, float, float]:
     return 1.0, one.keys / 1000, one.walked / 1000, one.items
 
 
-def fit(cases: Sequence[Timed]) -> dict[Kind, Rates]:
+def fit(cases: Sequence[Timed]) -> dict[TileConfig, ComposedRates]:
     """Rates that are wrong the least, by squares of relative errors; none is negative."""
     found = {}
-    for kind in RATES[ARCH]:
-        timed = [one for one in cases if kind in one.times]
-        work = np.array([_work(one.work[kind]) for one in timed])
-        times = np.array([one.times[kind] for one in timed])
+    for tile in RATES:
+        timed = [one for one in cases if tile in one.times]
+        work = np.array([_work(one.work[tile]) for one in timed])
+        times = np.array([one.times[tile] for one in timed])
         rates = least_squares(work / times[:, None])
-        found[kind] = Rates(*(float(f"{rate:.3g}") for rate in rates))
+        found[tile] = ComposedRates(*(float(f"{rate:.3g}") for rate in rates))
     return found
 
 
@@ -101,11 +105,11 @@ def least_squares(work: Reals) -> Reals:
     return best
 
 
-def losses(rates: Mapping[Kind, Rates], cases: Sequence[Timed]) -> list[float]:
+def losses(rates: Mapping[TileConfig, ComposedRates], cases: Sequence[Timed]) -> list[float]:
     """Time of the tile that the model chooses, over that of the fastest."""
     found = []
     for one in cases:
-        costs = {kind: np.dot(astuple(rates[kind]), _work(one.work[kind])) for kind in one.times}
+        costs = {tile: np.dot(astuple(rates[tile]), _work(one.work[tile])) for tile in one.times}
         found.append(one.times[min(costs, key=costs.__getitem__)] / min(one.times.values()))
     return found
 
@@ -123,13 +127,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, nargs="?", default=RESULTS / f"{NAME}.jsonl")
     cases = load(parser.parse_args(argv).file)
-    print(f"{len(cases)} cases; before: {quality(losses(RATES[ARCH], cases))}")
+    print(f"{len(cases)} cases; before: {quality(losses(RATES, cases))}")
     fitted = fit(cases)
     print(f"after: {quality(losses(fitted, cases))}")
     print(f"left out of the fit: {quality(held_out_losses(cases))}")
-    print(f"\nfor RATES[{ARCH!r}] in codegen/choice/composed_cost.py:")
-    for kind, rates in fitted.items():
-        print(f"{kind}: {rates}")
+    print(f"\nfor composed of `recorded[{ARCH!r}]` of the templates:")
+    for tile, rates in fitted.items():
+        print(f"{tile.label}: {rates}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python benchmarks/fit_tiles.py [FILE]
 
-FILE is what `tile_sweep.py --small-heads` wrote. Prints the rates for `codegen/choice/cost.py`,
+FILE is what `tile_sweep.py --small-heads` wrote. Prints the rates for `recorded` of the templates,
 and how far the choices with them are from the fastest tile of each batch: of those that were fitted
 to, and of those that were left out. What memory does is the same for heads of any width, and is
 left as it is.
@@ -24,9 +24,10 @@ from harness import RESULTS, load_rows
 from tile_sweep import KV_HEADS, PAGE, SMALL
 
 import warploom as wl
+from warploom.codegen.attention.rates import Rates
 from warploom.codegen.attention.template import Work
-from warploom.codegen.attention.templates import template_of
-from warploom.codegen.choice.cost import MACHINES, Machine, Rates, predicted_with
+from warploom.codegen.attention.templates import CUDA, template_of
+from warploom.codegen.choice.cost import MACHINES, Machine, predicted_with
 from warploom.codegen.choice.tile_choice import tiles_weighed
 from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.source import TileConfig
@@ -43,8 +44,31 @@ HOLD = 5e-4
 PARTS = 3  # of a sweep, each of which is left out once
 _STEPS = (2.0, 1.4, 1.2, 1.1, 1.05, 1.02, 1.01)
 
-Model = TypeVar("Model", Rates, Machine)
-Fit = Callable[[Sequence["Timed"]], Machine]
+Numbers = TypeVar("Numbers", Rates, Machine)
+Fit = Callable[[Sequence["Timed"]], "Model"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What memory does, and rates by the kind of a tile, for heads up to 64 lanes or for others."""
+
+    machine: Machine
+    rates: Mapping[str, Rates]
+
+    @classmethod
+    def shipped(cls, *, small_heads: bool) -> Model:
+        """With the rates that templates have."""
+        rates: dict[str, Rates] = {}
+        for template in CUDA:
+            if ARCH in template.recorded:
+                found = template.recorded[ARCH]
+                rates |= found.small_heads if small_heads else found.wide_heads
+        return cls(MACHINES[ARCH], rates)
+
+    def predicted(self, spec: AttentionSpec, tile: TileConfig, work: Work) -> float:
+        """Microseconds of a batch."""
+        rates = self.rates[template_of(tile).kind(tile)]
+        return predicted_with(rates, self.machine, spec, tile, work)
 
 
 @dataclass(frozen=True)
@@ -94,14 +118,14 @@ def weighed(batches: Sequence[Timed]) -> list[Timed]:
     return found
 
 
-def fit(machine: Machine, batches: Sequence[Timed]) -> Machine:
-    """The machine with rates of its own for the heads of these batches.
+def fit(machine: Machine, batches: Sequence[Timed]) -> Model:
+    """Rates of their own for small heads, which these batches have.
 
     Hopper tiles of 192 rows, which wide heads do not have, begin as those of 128 rows.
     """
-    wide = machine.wide_heads
+    wide = Model.shipped(small_heads=False).rates
     likes = {**wide, "hopper 192": wide["hopper 128"]}
-    return replace(machine, small_heads=fit_rates(machine, batches, likes))
+    return Model(machine, fit_rates(machine, batches, likes))
 
 
 def fit_rates(
@@ -125,17 +149,17 @@ def fit_rates(
     return {kind: own(kind, like) for kind, like in likes.items()}
 
 
-def fit_memory(machine: Machine, batches: Sequence[Timed]) -> Machine:
-    """The machine with what its memory does as it fits these batches best, and its rates."""
+def fit_memory(model: Model, batches: Sequence[Timed]) -> Model:
+    """The model with what its memory does as it fits these batches best, and its rates."""
     times = list(_relevant(batches))
 
     def wrong(tried: Machine) -> float:
+        found = replace(model, machine=tried)
         return statistics.fmean(
-            math.log(predicted_with(tried.rates(spec, tile), tried, spec, tile, work) / us) ** 2
-            for spec, tile, work, us in times
+            math.log(found.predicted(spec, tile, work) / us) ** 2 for spec, tile, work, us in times
         )
 
-    return descend(wrong, machine, ("bytes", "cached", "cache"))
+    return replace(model, machine=descend(wrong, model.machine, _names(Machine)))
 
 
 def _relevant(
@@ -148,8 +172,8 @@ def _relevant(
                 yield spec_of(one.dim), tile, one.work, us
 
 
-def _names(model: type[Rates]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(model))
+def _names(numbers: type[Rates] | type[Machine]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(numbers))
 
 
 def _wrong(
@@ -169,7 +193,7 @@ def _wrong(
     return predicted + HOLD * held
 
 
-def descend(wrong: Callable[[Model], float], model: Model, names: Sequence[str]) -> Model:
+def descend(wrong: Callable[[Numbers], float], model: Numbers, names: Sequence[str]) -> Numbers:
     """Coordinate descent: one number after the other grows or shrinks while that helps."""
     least = wrong(model)
     for step in _STEPS:
@@ -201,14 +225,14 @@ def held_out_losses(fitted_to: Fit, batches: Sequence[Timed]) -> list[float]:
     return lost
 
 
-def losses(machine: Machine, batches: Sequence[Timed], lengths_known: bool = True) -> list[float]:
+def losses(model: Model, batches: Sequence[Timed], lengths_known: bool = True) -> list[float]:
     """Time of the tile that the model chooses, over that of the fastest."""
     found = []
     for one in batches:
         spec = spec_of(one.dim)
         work = one.work if lengths_known else replace(one.work, keys=Work.keys)
         costs = {
-            tile: predicted_with(machine.rates(spec, tile), machine, spec, tile, work)
+            tile: model.predicted(spec, tile, work)
             for tile in one.times
             if template_of(tile).is_known(tile, work)
         }
@@ -225,17 +249,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, nargs="?", default=RESULTS / f"{SMALL}.jsonl")
     batches = load(parser.parse_args(argv).file)
-    machine = MACHINES[ARCH]
-    print(f"{len(batches)} batches; before: {quality(losses(machine, batches))}")
-    fitted = fit(machine, batches)
+    shipped = Model.shipped(small_heads=True)
+    print(f"{len(batches)} batches; before: {quality(losses(shipped, batches))}")
+    fitted = fit(shipped.machine, batches)
     lost = losses(fitted, batches)
     print(f"after: {quality(lost)}")
-    print(f"left out of the fit: {quality(held_out_losses(partial(fit, machine), batches))}")
+    held_out = held_out_losses(partial(fit, shipped.machine), batches)
+    print(f"left out of the fit: {quality(held_out)}")
     print(f"without the number of keys: {quality(losses(fitted, batches, lengths_known=False))}")
     for loss, one in sorted(zip(lost, batches, strict=True), key=lambda found: -found[0])[:5]:
         print(f"  {loss:.2f} x: head_dim {one.dim}, {one.work}")
-    print(f"\nfor MACHINES[{ARCH!r}] in codegen/choice/cost.py:")
-    print(f"small_heads={fitted.small_heads}")
+    print(f"\nfor small_heads of `recorded[{ARCH!r}]` of the templates:\n{fitted.rates}")
 
 
 if __name__ == "__main__":

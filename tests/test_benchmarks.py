@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -208,16 +208,15 @@ def test_a_sweep_times_every_tile_and_stops_in_time(harness: ModuleType, tmp_pat
 def test_rates_are_found_again_in_times_that_they_made(
     harness: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from warploom.codegen.attention.rates import Rates
     from warploom.codegen.attention.template import Work
-    from warploom.codegen.attention.templates import template_of
-    from warploom.codegen.choice.cost import MACHINES, Rates, predicted_with
     from warploom.codegen.choice.tile_choice import tiles_weighed
     from warploom.codegen.compilers.arch import arch_named
 
     fitter, sweep = __import__("fit_tiles"), __import__("tile_sweep")
-    machine = MACHINES["sm_90a"]
+    shipped = fitter.Model.shipped(small_heads=False)
     rates = {
-        **machine.wide_heads,
+        **shipped.rates,
         "tall": Rates(flops=1.5, launch=12, item=0.028, merge=8),
         "hopper 128": Rates(flops=3.0, launch=10, item=4.2, merge=6.0),
         "hopper 192": Rates(flops=3.5, launch=11, item=6.0, merge=6.0),
@@ -230,13 +229,13 @@ def test_rates_are_found_again_in_times_that_they_made(
         for tile in tiles_weighed(spec, arch_named("sm_90a")):
             if batch.fused_rows > sweep.MOST_TILES * tile.rows:
                 continue
-            us = predicted_with(rates[template_of(tile).kind(tile)], machine, spec, tile, work)
+            us = replace(shipped, rates=rates).predicted(spec, tile, work)
             params = asdict(batch) | {"fused_rows": batch.fused_rows, "tile": asdict(tile)}
             report.rows.append(
                 harness.Row(sweep.SMALL, str(batch), tile.label, us, "us", params=params)
             )
     report.write()
-    fitted = fitter.fit(machine, fitter.load(report.path)).small_heads
+    fitted = fitter.fit(shipped.machine, fitter.load(report.path)).rates
     assert fitted["tall"].flops == pytest.approx(1.5, rel=0.05)
     assert fitted["hopper 128"].flops == pytest.approx(3.0, rel=0.05)
     assert fitted["hopper 192"].item == pytest.approx(6.0, rel=0.15)
@@ -246,12 +245,10 @@ def test_rates_are_found_again_in_times_that_they_made(
 
 
 def test_rates_of_small_heads_are_those_that_the_record_gives(harness: ModuleType) -> None:
-    from warploom.codegen.choice.cost import MACHINES
-
     fitter = __import__("fit_tiles")
-    machine = MACHINES[fitter.ARCH]
+    shipped = fitter.Model.shipped(small_heads=True)
     batches = fitter.load(harness.RESULTS / "tile_sweep_small_heads.jsonl")
-    assert fitter.fit(machine, batches).small_heads == machine.small_heads
+    assert fitter.fit(shipped.machine, batches) == shipped
 
 
 def test_a_sweep_of_composed_plans_checks_every_tile(harness: ModuleType, tmp_path: Path) -> None:
@@ -275,11 +272,9 @@ def test_a_chunk_beside_decodes_over_a_prefix_is_right_in_all_ways(
 def test_rates_of_composed_plans_are_those_that_the_record_gives(
     harness: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from warploom.codegen.choice.composed_cost import RATES
-
     fitter = __import__("fit_composed_tiles")
     cases = fitter.load(harness.RESULTS / "composed_tiles.jsonl")
-    assert fitter.fit(cases) == RATES["sm_90a"]
+    assert fitter.fit(cases) == fitter.RATES
     fitter.main([])
     assert "after: within 10 %: 100%" in capsys.readouterr().out
 

@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 
-from warploom.codegen.choice.cost import MACHINES, Machine, Rates, predicted_with
+from warploom.codegen.attention.rates import Rates
+from warploom.codegen.choice.cost import MACHINES, Machine, predicted_with
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 SHIPPED = MACHINES["sm_90a"]
 # What memory does according to the data sheet of the H200: 4.8 TB/s and 60 MB for 132 SMs.
-DATA_SHEET = replace(SHIPPED, bytes=36.4, cached=0.5, cache=455, wide_heads=SHIPPED.small_heads)
+DATA_SHEET = replace(SHIPPED, bytes=36.4, cached=0.5, cache=455)
 MEAN = 1.03  # of losses, at most
 ROUNDS = 3  # of rates and memory, each of which is fitted to the other
 
@@ -44,14 +45,15 @@ def swept(fitter: ModuleType, name: str, widths: range) -> list[object]:
     return fitter.weighed([one for one in batches if one.dim in widths])  # type: ignore[no-any-return]
 
 
-def fit_wide(fitter: ModuleType, batches: Sequence[object]) -> Machine:
-    """All numbers of wide heads; none begins with what their sweep gave."""
-    machine = DATA_SHEET
-    likes = {kind: SHIPPED.small_heads[kind] for kind in SHIPPED.wide_heads}
+def fit_wide(fitter: ModuleType, batches: Sequence[object]) -> object:
+    """A model with all numbers of wide heads; none begins with what their sweep gave."""
+    small, wide = (fitter.Model.shipped(small_heads=of_small).rates for of_small in (True, False))
+    likes = {kind: small[kind] for kind in wide}
+    model = fitter.Model(DATA_SHEET, likes)
     for _ in range(ROUNDS):
-        rates = fitter.fit_rates(machine, batches, likes)
-        machine = fitter.fit_memory(replace(machine, wide_heads=rates), batches)
-    return machine
+        rates = fitter.fit_rates(model.machine, batches, likes)
+        model = fitter.fit_memory(fitter.Model(model.machine, rates), batches)
+    return model
 
 
 def small_heads(fitter: ModuleType) -> list[float]:

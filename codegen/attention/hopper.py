@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Literal
 
 from warploom.codegen.attention.hopper_registers import WARPGROUP_ROWS, Registers, split
 from warploom.codegen.attention.portable import stages_obstacle
+from warploom.codegen.attention.rates import ComposedRates, Rates, Recorded, Sizes
 from warploom.codegen.attention.shared_memory import (
     TILE_ALIGN,
     Region,
@@ -41,6 +43,15 @@ _SMALLEST_BOX = 8  # tokens of one tensor copy: the rows after which swizzling r
 _MOST_KEYS = 128, 256, 224
 _LOOKED_UP = 128  # keys that four warps copy, a lane for each that a warp looks up
 
+_ON_H200 = Recorded(
+    small_heads={
+        "hopper 128": Rates(flops=3.35, launch=9.17, item=3.17, merge=4.31),
+        "hopper 192": Rates(flops=3.44, launch=10.9, item=1.87, merge=2.77),
+    },
+    wide_heads={"hopper 128": Rates(flops=5.62, launch=9.2, item=4.2, merge=5.8)},
+    composed={Sizes(128, 128, 8): ComposedRates(launch=16.8, read=0, walk=17.3, item=2.03)},
+)
+
 
 class Hopper(TwoRoles):
     """A producer group copies, one to three groups of 64 rows compute (decision 0011).
@@ -52,12 +63,17 @@ class Hopper(TwoRoles):
     """
 
     name = "hopper"
+    prefill_ps = 1_800_000
+    recorded = MappingProxyType({"sm_90a": _ON_H200})
     remedy = "Use a tile such as TileConfig(128, 128, 8, template='hopper'), or a portable one."
     decodes = StreamedInBoxes()
 
     def __init__(self, transforms: Literal["auto", "group", "consumers"] = "auto") -> None:
         """Its kernels transform staged tiles so."""
         self.transforms = transforms
+
+    def compiles_for(self, arch: Arch) -> bool:
+        return arch.capability == (9, 0)
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
         if spec.is_narrow:
@@ -171,7 +187,7 @@ class Hopper(TwoRoles):
         return list(best.values())
 
     def passed_over(self, spec: AttentionSpec, arch: Arch, work: Work) -> str | None:
-        suits = self.name in arch.templates and work.rows > WARPGROUP_ROWS
+        suits = self.compiles_for(arch) and work.rows > WARPGROUP_ROWS
         return _NO_NARROW_KEYS if suits and spec.is_narrow else None
 
     def weighed(self, spec: AttentionSpec, arch: Arch) -> list[TileConfig]:

@@ -47,6 +47,13 @@ class Portable(CudaTemplate):
         """Registers of a thread, at most, on devices of a compute capability."""
         return MOST_REGISTERS
 
+    def ctas_by_registers(
+        self, spec: AttentionSpec, tile: TileConfig, capability: tuple[int, int]
+    ) -> int:
+        """CTAs whose registers an SM has. One it has always: the compiler spills what is left."""
+        needed = self.registers(spec, capability) * self.threads(tile)
+        return max(1, REGISTERS_PER_SM // needed)
+
     def shared_bytes(self, spec: AttentionSpec, tile: TileConfig) -> int:
         """Shared memory of a CTA."""
         return self.memory(spec, tile).bytes
@@ -56,7 +63,7 @@ class Portable(CudaTemplate):
         threads, shared = self.threads(tile), self.shared_bytes(spec, tile)
         ctas = min(
             arch.shared_per_sm // (shared + _RESERVED_BYTES),
-            REGISTERS_PER_SM // (self.registers(spec, arch.capability) * threads),
+            self.ctas_by_registers(spec, tile, arch.capability),
             arch.threads_per_sm // threads,
         )
         return LaunchShape(threads, shared, ctas, arch.overlaps and self.overlaps)

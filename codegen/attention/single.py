@@ -12,7 +12,7 @@ from warploom.codegen.attention.shared_memory import (
     padded_dims,
 )
 from warploom.codegen.attention.template import Work
-from warploom.codegen.compilers.arch import REGISTERS_PER_SM, Arch
+from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.lowering.functors import scale_factors
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.spec import AttentionSpec
@@ -93,7 +93,7 @@ class SingleRow(Portable):
         """Such tiles live in registers; one text serves all devices, so that CTAs are a term."""
         threads = self.threads(tile)
         early, late = (
-            REGISTERS_PER_SM // (self.registers(spec, capability) * threads)
+            self.ctas_by_registers(spec, tile, capability)
             for capability in ((0, 0), _MORE_REGISTERS_SINCE)
         )
         since = 100 * _MORE_REGISTERS_SINCE[0] + 10 * _MORE_REGISTERS_SINCE[1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import ClassVar
 
 from warploom.codegen.attention.portable import (
     MOST_REGISTERS,
@@ -11,18 +13,39 @@ from warploom.codegen.attention.portable import (
     Staged,
     stages_obstacle,
 )
+from warploom.codegen.attention.rates import ComposedRates, Rates, Recorded, Sizes
 from warploom.codegen.attention.template import Work
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 
 _BOXES = (8, 16)  # tokens
+_ON_H200 = Recorded(
+    small_heads={
+        "streamed by 4": Rates(flops=0.934, launch=8.91, item=1.1, merge=0.0555),
+        "streamed by 2": Rates(flops=0.827, launch=7.96, item=1.5, merge=17.7),
+    },
+    wide_heads={
+        "streamed by 4": Rates(flops=1.2, launch=8.9, item=0.31, merge=0.055),
+        "streamed by 2": Rates(flops=0.811, launch=7.8, item=1.9, merge=8),
+    },
+    composed={Sizes(16, 64, 2): ComposedRates(launch=12.7, read=6.52, walk=9.44, item=0.325)},
+)
 
 
 class Streamed(Staged):
-    """Decoding and appending: one warp more opens items."""
+    """Decoding and appending: one warp more opens items.
+
+    Attributes:
+        sm_bandwidth: GB/s that one SM of an H200 reads beside others that compute, by the rows of
+            the tile. Those of 8 rows read 60 by tensor copies and 58 by addresses.
+    """
 
     streams = True
+    recorded = MappingProxyType({"sm_90a": _ON_H200})
+    sm_bandwidth: ClassVar[Mapping[int, int]] = MappingProxyType(
+        {TURNED_ROWS: 60, STREAMED_ROWS: 52}
+    )
     remedy = "Use a tile such as TileConfig(16, 128, warps=4)."
 
     def has(self, tile: TileConfig) -> bool:

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import MappingProxyType
 
 from warploom.codegen.attention.portable import (
-    MOST_REGISTERS,
     STREAMED_ROWS,
     Staged,
     mask_reads_inputs,
     stages_obstacle,
 )
+from warploom.codegen.attention.rates import ComposedRates, Rates, Recorded, Sizes
 from warploom.codegen.attention.template import SMALL_HEADS, Work
 from warploom.codegen.attention.two_roles import TwoRoles
-from warploom.codegen.compilers.arch import REGISTERS_PER_SM, Arch
+from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.spec import AttentionSpec
+
+_ON_H200 = Recorded(
+    small_heads={"tall": Rates(flops=1.85, launch=10.7, item=0.0314, merge=11.4)},
+    wide_heads={"tall": Rates(flops=2.08, launch=14, item=0.028, merge=8)},
+    composed={Sizes(64, 32, 2): ComposedRates(launch=18, read=3.05, walk=15.3, item=0.864)},
+)
 
 
 class Tall(TwoRoles, Staged):
     """64 or 128 rows: each warp has its own, and all see the same keys."""
 
+    prefill_ps = 3_300_000  # by its FLOPs: never measured
+    recorded = MappingProxyType({"sm_90a": _ON_H200})
     remedy = "Use a tile such as TileConfig(64, 64, warps=4) or TileConfig(128, 64, warps=4)."
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
@@ -40,8 +49,8 @@ class Tall(TwoRoles, Staged):
 
         Not told, the compiler may save some for more CTAs, and spill.
         """
-        threads = self.threads(tile)
-        return f"{threads}, {REGISTERS_PER_SM // (MOST_REGISTERS * threads)}"
+        # `registers` is that many on all devices
+        return f"{self.threads(tile)}, {self.ctas_by_registers(spec, tile, (0, 0))}"
 
     def candidates(self, spec: AttentionSpec, arch: Arch, work: Work) -> Iterator[TileConfig]:
         """In the order of speed on an H200.

@@ -6,11 +6,13 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from warploom.codegen.abi import ParamField, param_fields
+from warploom.codegen.attention.rates import ComposedRates, Rates, Recorded, Sizes
 from warploom.codegen.attention.shared_memory import SharedMemory
-from warploom.codegen.compilers.arch import Arch
+from warploom.codegen.compilers.arch import THREADS_PER_CTA, Arch
 from warploom.codegen.kinds import KernelSpec, Language
 from warploom.codegen.launch_shape import LaunchShape
 from warploom.codegen.lowering.functors import variant_struct
@@ -20,7 +22,7 @@ from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import AttentionSpec, TracedVariant
 from warploom.errors import UnsupportedSpec
 
-# What the recorded sweeps tell (cost.py).
+# What the recorded sweeps tell (rates.py).
 MOST_TILES = 16  # of one request: what more of them cost is unknown
 SMALL_HEADS = 64  # lanes, up to which heads have rates of their own
 
@@ -63,6 +65,10 @@ class Template(ABC):
     language: ClassVar[Language]
     remedy: ClassVar[str] = ""
     takes_roles: ClassVar[bool] = False
+
+    def compiles_for(self, arch: Arch) -> bool:
+        """Whether the architecture has the instructions that its text asks for."""
+        return True
 
     def tensor_maps(self, tile: TileConfig) -> int:
         """With how many `Params` ends, see `codegen.abi.TENSOR_MAPS`."""
@@ -159,11 +165,13 @@ class CudaTemplate(Template):
         overlaps: whether its kernels may begin while the one before them ends (decision 0022).
         streams: whether items follow each other without a pause, so that what an item costs beside
             its keys shows once.
+        recorded: what sweeps tell of its tiles, by the architecture's name.
     """
 
     language = "cuda"
     overlaps: ClassVar[bool] = True
     streams: ClassVar[bool] = False
+    recorded: ClassVar[Mapping[str, Recorded]] = MappingProxyType({})
 
     def has(self, tile: TileConfig) -> bool:
         """Whether a tile is one of this template."""
@@ -193,7 +201,7 @@ class CudaTemplate(Template):
         self, spec: AttentionSpec, arch: Arch, tiles: Iterable[TileConfig]
     ) -> list[TileConfig]:
         """Those that the shared memory of the architecture holds."""
-        if self.name not in arch.templates:
+        if not self.compiles_for(arch):
             return []
         most = arch.shared_per_cta
         return [tile for tile in tiles if self.launch(spec, tile, arch).shared_bytes <= most]
@@ -207,8 +215,18 @@ class CudaTemplate(Template):
         return []
 
     def kind(self, tile: TileConfig) -> str:
-        """Under which name the model of costs has the rates of a tile that is weighed."""
+        """Under which name the rates of a tile that is weighed are recorded."""
         return self.name
+
+    def rates(self, spec: AttentionSpec, tile: TileConfig, arch: Arch) -> Rates:
+        """Of a tile that is weighed."""
+        found, widest = self.recorded[arch.name], max(spec.head_dim_qk, spec.head_dim_v)
+        return (found.small_heads if widest <= SMALL_HEADS else found.wide_heads)[self.kind(tile)]
+
+    def composed_rates(self, tile: TileConfig, arch: Arch) -> ComposedRates | None:
+        """Of a tile in composed plans; None if no sweep had it."""
+        found = self.recorded.get(arch.name, Recorded())
+        return found.composed.get(Sizes(tile.rows, tile.keys, tile.warps))
 
     def is_known(self, tile: TileConfig, work: Work) -> bool:
         """Whether the model of costs holds for a tile and a batch."""
@@ -299,20 +317,26 @@ class AttentionKernel(KernelSpec):
         )
 
     def launch(self, arch: Arch) -> LaunchShape:
-        """What a launch needs; raises UnsupportedSpec if the architecture has too little memory."""
+        """What a launch needs; raises UnsupportedSpec if the architecture cannot have the tile."""
+        if not self.of.compiles_for(arch):
+            raise UnsupportedSpec(
+                what=f"the tile {self.tile.label} on {arch.name}",
+                reason=f"the {self.of.name} template is written for another architecture",
+                remedy="Give a portable tile, or none.",
+            )
         shape = self.of.launch(self.spec, self.tile, arch)
+        if shape.threads > THREADS_PER_CTA:
+            raise UnsupportedSpec(
+                what=f"the tile {self.tile.label} on {arch.name}",
+                reason=f"a CTA has {THREADS_PER_CTA} threads at most, and it takes {shape.threads}",
+                remedy="Give one of fewer warps.",
+            )
         if shape.shared_bytes > arch.shared_per_cta:
             takes, has = (n / 1024 for n in (shape.shared_bytes, arch.shared_per_cta))
             raise UnsupportedSpec(
                 what=f"the tile {self.tile.label} on {arch.name}",
                 reason=f"it takes {takes:.4g} KiB of shared memory, of {has:.4g}",
                 remedy="Give one of fewer keys or stages.",
-            )
-        if shape.ctas_per_sm < 1:
-            raise UnsupportedSpec(
-                what=f"the tile {self.tile.label} on {arch.name}",
-                reason=f"its {shape.threads} threads take more registers than an SM has",
-                remedy="Give one of fewer warps.",
             )
         return shape
 

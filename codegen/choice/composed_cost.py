@@ -2,16 +2,17 @@
 
 A tile that holds many rows reads a prefix once for all of them, but own parts fill few of its rows.
 Where the keys are many and short parts few, reading them once counts; where parts are short, the
-work that padding makes does. The model has four rates for each tile, fitted to
-`benchmarks/results/composed_tiles.jsonl`; a test compares the choices with it.
+work that padding makes does. The model has four rates for each tile, those of
+`CudaTemplate.composed_rates`, fitted to `benchmarks/results/composed_tiles.jsonl`; a test compares
+the choices with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
+from warploom.codegen.attention.templates import template_of
 from warploom.codegen.choice.tile_choice import every_tile
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileChoice, TileConfig
@@ -35,35 +36,6 @@ class Reading:
     items: float
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Microseconds of an SM.
-
-    Attributes:
-        launch: of a batch that has next to nothing to do, merging included.
-        read, walk: of 1000 keys.
-        item: of a work item.
-    """
-
-    launch: float
-    read: float
-    walk: float
-    item: float
-
-
-# Template, rows, keys and warps of a tile.
-Kind: TypeAlias = tuple[Literal["portable", "hopper"], int, int, int]
-
-# Fitted to the sweep of an NVIDIA H200 (`benchmarks/fit_composed_tiles.py`).
-RATES: dict[str, dict[Kind, Rates]] = {
-    "sm_90a": {
-        ("portable", 16, 64, 2): Rates(launch=12.7, read=6.52, walk=9.44, item=0.325),
-        ("portable", 64, 32, 2): Rates(launch=18, read=3.05, walk=15.3, item=0.864),
-        ("hopper", 128, 128, 8): Rates(launch=16.8, read=0, walk=17.3, item=2.03),
-    }
-}
-
-
 def composed_tiles(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
     """Tiles that the model chooses from; none where no sweep tells their cost.
 
@@ -73,15 +45,19 @@ def composed_tiles(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
     transformed = "key_transform" in hooks or "value_transform" in hooks or spec.is_narrow
     if transformed or not 64 < widest <= 128:
         return []
-    known = RATES.get(arch.name, {})
-    return [tile for tile in every_tile(spec, arch) if _kind(tile) in known]
+    return [
+        tile
+        for tile in every_tile(spec, arch)
+        if template_of(tile).composed_rates(tile, arch) is not None
+    ]
 
 
 def predicted_composed_us(
     spec: AttentionSpec, arch: Arch, tile: TileConfig, reading: Reading
 ) -> float:
-    """Time of a composed batch."""
-    rates = RATES[arch.name][_kind(tile)]
+    """Time of a composed batch with one of `composed_tiles`."""
+    rates = template_of(tile).composed_rates(tile, arch)
+    assert rates is not None  # it is one of them
     share = (spec.head_dim_qk + spec.head_dim_v) / _FITTED_LANES
     keys = share * (rates.read * reading.keys + rates.walk * reading.walked) / 1000
     return rates.launch + keys + rates.item * reading.items
@@ -113,7 +89,3 @@ def cheapest_composed_tile(
         f"{work.items:.3g} tiles of {tile.rows} rows",
         costs=tuple((found.label, costs[found]) for found in ranked),
     )
-
-
-def _kind(tile: TileConfig) -> Kind:
-    return tile.template, tile.rows, tile.keys, tile.warps

@@ -5,16 +5,17 @@ the key's bytes; the slower of the two counts. To that come a launch, what a que
 its keys, and, where tiles are cut for all SMs to have work, merging the parts. All times are in
 microseconds, all amounts those of one SM. `benchmarks/results/tile_sweep.jsonl` is the record, and
 `tile_sweep_small_heads.jsonl` that of heads up to 64 lanes, to which `benchmarks/fit_tiles.py` fits
-rates of their own. A test compares the choices with both.
+rates of their own. Templates have them (`CudaTemplate.recorded`). A test compares the choices with
+both.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from warploom.codegen.attention.template import SMALL_HEADS, Work
+from warploom.codegen.attention.rates import Rates
+from warploom.codegen.attention.template import Work
 from warploom.codegen.attention.templates import template_of
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileConfig
@@ -25,69 +26,22 @@ _LANES = 128 * 64  # the product of lanes and rows that `Rates.merge` is for
 
 
 @dataclass(frozen=True)
-class Rates:
-    """One kind of tile on one architecture.
-
-    Attributes:
-        flops: millions of operations in a microsecond.
-        launch: time of a batch that has next to nothing to do.
-        item: of a query tile, beside its keys. Where a template streams on to the next, it shows
-            once.
-        merge: of the parts of 64 rows x 128 lanes.
-    """
-
-    flops: float
-    launch: float
-    item: float
-    merge: float
-
-
-@dataclass(frozen=True)
 class Machine:
-    """An architecture.
+    """The memory of an architecture.
 
     Attributes:
         bytes: thousands that an SM reads from memory in a microsecond.
         cached: part of the time of a first read that it takes to read keys again from the cache.
         cache: thousands of bytes of keys, for each SM, that stay in the cache.
-        small_heads: for heads up to 64 lanes, rates by the kind of a tile (`CudaTemplate.kind`).
-            They have fewer products for each exponential.
-        wide_heads: for all others.
     """
 
     bytes: float
     cached: float
     cache: float
-    small_heads: Mapping[str, Rates]
-    wide_heads: Mapping[str, Rates]
-
-    def rates(self, spec: AttentionSpec, tile: TileConfig) -> Rates:
-        """Those of a tile that is weighed."""
-        small = max(spec.head_dim_qk, spec.head_dim_v) <= SMALL_HEADS
-        return (self.small_heads if small else self.wide_heads)[template_of(tile).kind(tile)]
 
 
 # Fitted to the sweeps of an NVIDIA H200. Architectures without a record are not here.
-MACHINES = {
-    "sm_90a": Machine(
-        bytes=34.3,
-        cached=0.1,
-        cache=306,
-        small_heads={
-            "streamed by 4": Rates(flops=0.934, launch=8.91, item=1.1, merge=0.0555),
-            "streamed by 2": Rates(flops=0.827, launch=7.96, item=1.5, merge=17.7),
-            "tall": Rates(flops=1.85, launch=10.7, item=0.0314, merge=11.4),
-            "hopper 128": Rates(flops=3.35, launch=9.17, item=3.17, merge=4.31),
-            "hopper 192": Rates(flops=3.44, launch=10.9, item=1.87, merge=2.77),
-        },
-        wide_heads={
-            "streamed by 4": Rates(flops=1.2, launch=8.9, item=0.31, merge=0.055),
-            "streamed by 2": Rates(flops=0.811, launch=7.8, item=1.9, merge=8),
-            "tall": Rates(flops=2.08, launch=14, item=0.028, merge=8),
-            "hopper 128": Rates(flops=5.62, launch=9.2, item=4.2, merge=5.8),
-        },
-    )
-}
+MACHINES = {"sm_90a": Machine(bytes=34.3, cached=0.1, cache=306)}
 
 
 def is_covered(spec: AttentionSpec, arch: Arch) -> bool:
@@ -105,7 +59,7 @@ def is_covered(spec: AttentionSpec, arch: Arch) -> bool:
 def predicted_us(spec: AttentionSpec, arch: Arch, tile: TileConfig, work: Work) -> float:
     """Time of a batch."""
     machine = MACHINES[arch.name]
-    return predicted_with(machine.rates(spec, tile), machine, spec, tile, work)
+    return predicted_with(template_of(tile).rates(spec, tile, arch), machine, spec, tile, work)
 
 
 def predicted_with(

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from warploom.codegen.attention.templates import template_of
+from warploom.codegen.attention.two_roles import TwoRoles
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 
-# One SM takes so long for 128 rows by 128 keys of 128 lanes in either product.
-_PREFILL_PS = {"hopper": 1_800_000, "portable": 3_300_000}
-_PREFILL_SIZE = 128 * 128 * (128 + 128)
+_PREFILL_SIZE = 128 * 128 * (128 + 128)  # rows, keys and lanes of `TwoRoles.prefill_ps`
 _BYTES = 2  # of the elements there; tensor cores take as much longer for larger ones
-# GB/s that decoding reads on one SM beside others that compute, with so many rows. Tiles of 8 rows
-# read 60 by tensor copies and 58 by addresses.
-_SM_BANDWIDTH = {8: 60, 16: 52}
-_BANDWIDTH = 4200  # GB/s, and on all
+_BANDWIDTH = 4200  # GB/s that decoding reads on all SMs
 # Rows that a key costs a tile on a CPU beside its own, for being read. The kernel counts so too,
 # where it asks how many threads are worth starting.
 _ROWS_OF_A_KEY = 16
@@ -53,13 +50,14 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
         spec: lanes and types.
         tile: with that of the decodes.
     """
-    assert tile.decode is not None  # it has two roles
+    template = template_of(tile)
+    assert tile.decode is not None and isinstance(template, TwoRoles)
     lanes = spec.head_dim_qk + spec.head_dim_v
     size = tile.rows * tile.keys * lanes * max(spec.dtype.bytes, _BYTES) // _BYTES
     read = tile.decode.keys * lanes * spec.stored_dtype.bytes
-    bandwidth = _SM_BANDWIDTH[tile.decode.rows]
+    bandwidth = template.decodes.sm_bandwidth[tile.decode.rows]
     return RoleCost(
-        prefill=-(-size * _PREFILL_PS[tile.template] // _PREFILL_SIZE),
+        prefill=-(-size * template.prefill_ps // _PREFILL_SIZE),
         decode=-(-read * 1000 // bandwidth),
         saturating=-(-_BANDWIDTH // bandwidth),
     )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from warploom.errors import UnknownArchitecture
 
 _KIB = 1024
 
 
-REGISTERS_PER_SM = 65536  # of 32 bits, on all architectures so far
+# On all architectures so far.
+REGISTERS_PER_SM = 65536  # of 32 bits
+THREADS_PER_CTA = 1024
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,6 @@ class Arch:
         shared_per_cta: bytes of shared memory one CTA may use after opting in.
         shared_per_sm: bytes of shared memory of an SM, of which each CTA costs 1 KiB extra.
         threads_per_sm: threads an SM can hold.
-        templates: templates that compile for it.
     """
 
     name: str
@@ -31,7 +31,6 @@ class Arch:
     shared_per_cta: int
     shared_per_sm: int
     threads_per_sm: int
-    templates: tuple[Literal["portable", "hopper"], ...] = ("portable",)
 
     @property
     def flag(self) -> str:
@@ -56,7 +55,7 @@ ARCHS: dict[str, Arch] = {
         Arch("sm_86", (8, 6), 99 * _KIB, 100 * _KIB, 1536),
         Arch("sm_87", (8, 7), 163 * _KIB, 164 * _KIB, 1536),
         Arch("sm_89", (8, 9), 99 * _KIB, 100 * _KIB, 1536),
-        Arch("sm_90a", (9, 0), 227 * _KIB, 228 * _KIB, 2048, ("hopper", "portable")),
+        Arch("sm_90a", (9, 0), 227 * _KIB, 228 * _KIB, 2048),
         Arch("sm_100a", (10, 0), 227 * _KIB, 228 * _KIB, 2048),
         Arch("sm_120", (12, 0), 99 * _KIB, 100 * _KIB, 1536),
     )

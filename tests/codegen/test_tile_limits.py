@@ -41,6 +41,9 @@ def label(value: object) -> str:
         (RAGGED, TileConfig(1, 48, 3, 1)),
         (RAGGED, TileConfig(1, 256, 8, 1)),
         (RAGGED, TileConfig(16, 176, 11, 2)),
+        (TOKENS, TileConfig(8, 192, 12, 2)),
+        (RAGGED, TileConfig(256, 64, 16, 2)),
+        (RAGGED, TileConfig(1, 256, 16, 1)),
     ],
     ids=label,
 )
@@ -62,8 +65,9 @@ def test_the_largest_tiles_compile(kv_format: KVFormat, tile: TileConfig) -> Non
         (RAGGED, TileConfig(192, 32, 6, 2), "warps are a power of two, and it has 6"),
         (RAGGED, TileConfig(1, 100, 4, 1), "4 are to share 100"),
         (RAGGED, TileConfig(1, 256, 4, 1), "4 are to share 256"),
-        (RAGGED, TileConfig(256, 64, 16, 2), "its 512 threads take more registers"),
-        (TOKENS, TileConfig(8, 192, 12, 2), "its 416 threads take more registers"),
+        (RAGGED, TileConfig(512, 16, 64, 2), "1024 threads at most, and it takes 2048"),
+        (TOKENS, TileConfig(8, 512, 32, 2), "1024 threads at most, and it takes 1056"),
+        (RAGGED, TileConfig(1, 528, 33, 1), "1024 threads at most, and it takes 1056"),
     ],
     ids=label,
 )
@@ -72,3 +76,10 @@ def test_what_does_not_compile_is_refused(
 ) -> None:
     with pytest.raises(UnsupportedSpec, match=reason):
         template_of(tile).kernel(spec(kv_format), tile).launch(HOPPER)
+
+
+@pytest.mark.parametrize("arch", sorted(set(ARCHS) - {"sm_90a"}))
+def test_other_architectures_have_no_hopper_tiles(arch: str) -> None:
+    small = TileConfig(64, 32, 4, 2, "hopper")
+    with pytest.raises(UnsupportedSpec, match=rf"on {arch} .* for another architecture"):
+        template_of(small).kernel(spec(RAGGED), small).launch(ARCHS[arch])

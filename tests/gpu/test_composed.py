@@ -11,6 +11,7 @@ import torch
 from support.composed_variants import EveryHook, NormOfRequest
 
 import warploom as wl
+from warploom.codegen.attention import templates
 from warploom.runtime.devices.device import cuda_facts
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
@@ -143,7 +144,7 @@ def test_long_prefixes_agree_with_the_single_format(cuda: Any, batch: int, rows:
 
 def test_a_chunk_beside_decodes_of_one_prefix_takes_two_roles(cuda: Any) -> None:
     """Where overlapping pays; decodes alone, whose prefix is a prefill, have one tile."""
-    if "hopper" not in cuda_facts(cuda.index).arch.templates:
+    if not templates.HOPPER.compiles_for(cuda_facts(cuda.index).arch):
         pytest.skip("two roles are chosen on sm_90a")
     table = shared_prefix(1024, [2048] * 33)
     pages = int(table["kv_indices"].max()) + 1
@@ -165,7 +166,7 @@ def test_a_chunk_beside_decodes_of_one_prefix_takes_two_roles(cuda: Any) -> None
 
 @pytest.mark.parametrize("tile", [None, HOPPER, PORTABLE], ids=["one tile", "hopper", "portable"])
 def test_one_graph_serves_changing_trees(cuda: Any, tile: Any) -> None:
-    if tile is HOPPER and "hopper" not in cuda_facts(cuda.index).arch.templates:
+    if tile is HOPPER and not templates.HOPPER.compiles_for(cuda_facts(cuda.index).arch):
         pytest.skip("this tile needs sm_90a")
     rng = np.random.default_rng(0)
     rows = 24 if tile is None else 324

@@ -40,6 +40,14 @@ CASES = {
     "open part, tall": (SomeKeys(), Setup(wl.Ragged(), "bfloat16", 32, 32, tile=TALL)),
     "composed": (wl.Causal(), Setup(wl.Composed(16), "bfloat16", 64, 64, tile=PAIRED)),
     "four warps": (wl.Causal(), Setup(wl.Composed(4), "float16", 32, 32, tile=ALONE)),
+    "12 warps": (
+        wl.Causal(),
+        Setup(wl.Paged(16), "bfloat16", 32, 32, tile=TileConfig(16, 192, 12, 2)),
+    ),
+    "16 warps": (
+        wl.Causal(),
+        Setup(wl.Ragged(), "bfloat16", 32, 32, tile=TileConfig(256, 32, 16, 2)),
+    ),
     "one warp": (wl.Variant(), Setup(wl.Composed(4), "float16", 32, tile=TileConfig(16, 16, 1, 2))),
     "every hook": (EveryHook(), Setup(wl.Composed(4), "float16", 32, 32, tile=PAIRED)),
     "norm": (NormOfRequest(), Setup(wl.Composed(3), "bfloat16", 64, 64, tile=PAIRED)),
