@@ -65,7 +65,7 @@ def test_the_largest_tiles_compile(kv_format: KVFormat, tile: TileConfig) -> Non
         (RAGGED, TileConfig(192, 32, 6, 2), "warps are a power of two, and it has 6"),
         (RAGGED, TileConfig(1, 100, 4, 1), "4 are to share 100"),
         (RAGGED, TileConfig(1, 256, 4, 1), "4 are to share 256"),
-        (RAGGED, TileConfig(512, 16, 64, 2), "1024 threads at most, and it takes 2048"),
+        (RAGGED, TileConfig(1024, 16, 64, 2), "1024 threads at most, and it takes 2048"),
         (TOKENS, TileConfig(8, 512, 32, 2), "1024 threads at most, and it takes 1056"),
         (RAGGED, TileConfig(1, 528, 33, 1), "1024 threads at most, and it takes 1056"),
     ],
