@@ -12,7 +12,7 @@ from warploom.dsl.types import formats as declared
 from warploom.dsl.types.limits import MAX_LENGTH
 from warploom.errors import BadLength
 from warploom.runtime.formats.base import Arguments, Format
-from warploom.runtime.formats.batch import Batch
+from warploom.runtime.formats.batch import Batch, HostBatch, Measured
 from warploom.runtime.formats.block_sparse import BlockSparse
 from warploom.runtime.formats.composed import Composed
 from warploom.runtime.formats.dense import Dense
@@ -46,7 +46,7 @@ def make_batch(
     kv_lens: Any = None,
     *,
     rows_name: str = "qo_indptr",
-) -> Batch:
+) -> HostBatch:
     """Check the plan arguments of a format and lower them.
 
     Args:
@@ -71,3 +71,12 @@ def make_batch(
     if rows > MAX_LENGTH:
         raise BadLength(name=rows_name, index=len(batch.q_lens), value=rows, expected=expected)
     return batch
+
+
+def on_host(kv_format: declared.KVFormat, batch: Batch) -> HostBatch:
+    """The batch with its arrays, which are made where a native planner has measured it."""
+    if isinstance(batch, HostBatch):
+        return batch
+    assert isinstance(batch, Measured)  # nobody on the host needs arrays that the device reads
+    qo, kv, last, indices = (*batch.lengths.kept, None, None)[:4]
+    return make_batch(kv_format, qo, kv, indices, last)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from warploom.dsl.types.formats import KVFormat
 from warploom.errors import ArgumentError
-from warploom.runtime.formats.batch import Batch
+from warploom.runtime.formats.batch import Batch, HostBatch
 from warploom.runtime.formats.lists import Int32s
 from warploom.scheduler.model.bounds import Bounds
 
@@ -148,7 +148,7 @@ class Format(ABC, Generic[Declared]):
         return "pages need kv_format=warploom.Paged(page_size)"
 
     @abstractmethod
-    def lower(self, qo: Int32s, given: Arguments) -> Batch:
+    def lower(self, qo: Int32s, given: Arguments) -> HostBatch:
         """Check the plan arguments and make segments and a list of blocks of them.
 
         Args:
@@ -218,7 +218,7 @@ class Format(ABC, Generic[Declared]):
     # The oracle, and random batches
 
     @abstractmethod
-    def keys_of(self, segment: Any, batch: Batch) -> tuple[Ints, tuple[Ints, Ints]]:
+    def keys_of(self, segment: Any, batch: HostBatch) -> tuple[Ints, tuple[Ints, Ints]]:
         """kv_pos of each key of a segment's list, and its (block, token) in k and v."""
 
     @abstractmethod
@@ -229,7 +229,7 @@ class Format(ABC, Generic[Declared]):
 class Affine(Format[Declared]):
     """Formats without a list of blocks: a request's tokens lie a fixed distance apart."""
 
-    def keys_of(self, segment: Any, batch: Batch) -> tuple[Ints, tuple[Ints, Ints]]:
+    def keys_of(self, segment: Any, batch: HostBatch) -> tuple[Ints, tuple[Ints, Ints]]:
         place = np.arange(int(segment["kv_count"]))
         return place, (np.full_like(place, segment["kv_block"]), place + int(segment["kv_row"]))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,6 @@ from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.layout import Records
 from warploom.scheduler.model.tiles import key_bounds
 from warploom.scheduler.model.visibility import Visibility
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from warploom.runtime.inputs.inputs import Inputs
 
 
 class Arrays(NamedTuple):
@@ -122,33 +117,58 @@ class RoleTiles(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
-    """The lengths of one batch.
+class Batch(ABC):
+    """The lengths of one batch, of which some know more than others; it never changes.
 
     Attributes:
-        host: its arrays, or what makes them when they are first asked for.
         q_rows: rows that a ragged q must have; for dense storage, rows of each batch entry.
         kv_extent: what k and v must at least have: tokens (ragged, block-sparse), tokens of each
             batch entry (dense), or pages (paged).
-        known: sizes that are known without the arrays.
     """
 
-    host: Arrays | Callable[[], Arrays]
     q_rows: int
     kv_extent: int
-    known: Sizes | None = None
-
-    @cached_property
-    def arrays(self) -> Arrays:
-        return self.host() if callable(self.host) else self.host
 
     @property
+    @abstractmethod
     def sizes(self) -> Sizes:
-        return self._counted if self.known is None else self.known
+        """Numbers by which tiles and sizes are chosen."""
+
+    @property
+    @abstractmethod
+    def least_bounds(self) -> Bounds:
+        """The smallest bounds that admit this batch."""
+
+    @property
+    def num_requests(self) -> int:
+        return self.sizes.num_requests
+
+    @property
+    def num_segments(self) -> int:
+        return self.sizes.num_segments
+
+
+@dataclass(frozen=True, eq=False)
+class HostBatch(Batch):
+    """A batch whose lengths were read on the host, and checked.
+
+    Attributes:
+        arrays: its lengths and block lists.
+    """
+
+    arrays: Arrays
 
     @cached_property
     def _counted(self) -> Sizes:
         return Sizes.of(self.arrays)
+
+    @property
+    def sizes(self) -> Sizes:
+        return self._counted
+
+    @property
+    def least_bounds(self) -> Bounds:
+        return Bounds.of(self.segments, len(self.indices))
 
     @property
     def segments(self) -> Records:
@@ -166,59 +186,41 @@ class Batch:
     def kv_lens(self) -> npt.NDArray[np.int32]:
         return self.arrays.kv_lens
 
-    def counted(self, sizes: RoleSizes, inputs: Inputs) -> RoleTiles | None:
-        """What it has of each role, from whoever measured it; None: `RoleTiles.of` must count.
 
-        Args:
-            sizes: of both roles.
-            inputs: values that the mask reads.
-        """
-        return None
+@dataclass(frozen=True, eq=False)
+class Counted(Batch):
+    """A batch of which Python has numbers alone; one segment for each request.
 
-    @property
-    def num_requests(self) -> int:
-        return len(self.q_lens) if self.known is None else self.known.num_requests
+    Attributes:
+        known: the numbers.
+    """
+
+    known: Sizes
 
     @property
-    def num_segments(self) -> int:
-        return len(self.segments) if self.known is None else self.known.num_segments
+    def sizes(self) -> Sizes:
+        return self.known
 
-    def read_by(self, host: Callable[[], Arrays]) -> Self:
-        """The same batch, with arrays made otherwise; `dataclasses.replace` takes four times as
-        long, and stands in each plan."""
-        found = object.__new__(type(self))
-        vars(found).update(vars(self), host=host)
-        vars(found).pop("arrays", None)
-        return found
-
-    @cached_property
+    @property
     def least_bounds(self) -> Bounds:
-        """The smallest bounds that admit this batch."""
         sizes = self.known
-        if sizes is None:
-            return Bounds.of(self.segments, len(self.indices))
         requests, longest, blocks = sizes.num_requests, sizes.max_kv_len, sizes.num_blocks
         return Bounds(requests, sizes.total_q_rows, longest, blocks, requests)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Measured(Batch):
-    """A batch that was measured on the host; one segment for each request.
+@dataclass(frozen=True, eq=False)
+class Measured(Counted):
+    """A batch that a native planner has measured on the host.
 
     Attributes:
         lengths: qo_indptr, kv_indptr and, if paged, last_page_len and kv_indices.
-        count: counts tiles of two roles in such lengths.
     """
 
     lengths: IndexArrays
-    count: Callable[[IndexArrays, RoleSizes, Inputs], RoleTiles | None]
-
-    def counted(self, sizes: RoleSizes, inputs: Inputs) -> RoleTiles | None:
-        return self.count(self.lengths, sizes, inputs)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class OnDevice(Batch):
+@dataclass(frozen=True, eq=False)
+class OnDevice(Counted):
     """A batch whose lengths only the device knows; the bounds stand for them.
 
     Attributes:
@@ -239,8 +241,4 @@ class OnDevice(Batch):
             requests, bounds.segments, bounds.max_q_rows, mean, q_rows,
             bounds.max_q_rows, bounds.max_kv_len, 0,
         )  # fmt: skip
-        return cls(_unread, q_rows, 0, sizes, tensors=tensors, bounds=bounds)
-
-
-def _unread() -> Arrays:
-    raise RuntimeError("the lengths lie on the device, and nobody has planned them yet")
+        return cls(q_rows, 0, sizes, tensors, bounds)

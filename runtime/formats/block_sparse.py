@@ -9,7 +9,7 @@ import numpy as np
 from warploom.dsl.types.formats import BlockSparse as Declared
 from warploom.errors import ArgumentError, IndexOutOfRange
 from warploom.runtime.formats.base import Arguments, Drawn, Format, Ints, Part, Stored
-from warploom.runtime.formats.batch import Arrays, Batch
+from warploom.runtime.formats.batch import Arrays, HostBatch
 from warploom.runtime.formats.lists import (
     Int32s,
     as_indptr,
@@ -31,7 +31,7 @@ class BlockSparse(Format[Declared]):
     def instead(self, name: str) -> str:
         return "give kv_lens"
 
-    def lower(self, qo: Int32s, given: Arguments) -> Batch:
+    def lower(self, qo: Int32s, given: Arguments) -> HostBatch:
         rows, columns = self.declared.block
         q_lens = np.diff(qo)
         block_rows = -(-q_lens // rows)
@@ -56,7 +56,7 @@ class BlockSparse(Format[Declared]):
         segments["kv_row"] = (ends - lengths)[request]
         segments["index_begin"] = kv[:-1]
         arrays = Arrays(segments, indices, q_lens, lengths.copy())
-        return Batch(arrays, int(qo[-1]), int(lengths.sum()))
+        return HostBatch(int(qo[-1]), int(lengths.sum()), arrays)
 
     def most_blocks(self, bounds: Bounds) -> tuple[str, int] | None:
         columns = self.declared.block_kv
@@ -66,7 +66,7 @@ class BlockSparse(Format[Declared]):
     def kernel_strides(self, block: int, token: int, head: int) -> tuple[int, int, int]:
         return self.declared.block_kv * token, token, head
 
-    def keys_of(self, segment: Any, batch: Batch) -> tuple[Ints, tuple[Ints, Ints]]:
+    def keys_of(self, segment: Any, batch: HostBatch) -> tuple[Ints, tuple[Ints, Ints]]:
         place, size = np.arange(int(segment["kv_count"])), self.declared.block_kv
         block = batch.indices[int(segment["index_begin"]) + place // size].astype(np.int64)
         column = block * size + place % size

@@ -8,7 +8,7 @@ import numpy as np
 
 from warploom.dsl.types.formats import Dense as Declared
 from warploom.runtime.formats.base import Affine, Arguments, Drawn, Floats, Stored, whole_requests
-from warploom.runtime.formats.batch import Arrays, Batch
+from warploom.runtime.formats.batch import Arrays, Batch, HostBatch
 from warploom.runtime.formats.lists import (
     NO_INDICES,
     Int32s,
@@ -26,7 +26,7 @@ class Dense(Affine[Declared]):
     has_blocks = True
     block_name = ("batch", "requests")
 
-    def lower(self, qo: Int32s, given: Arguments) -> Batch:
+    def lower(self, qo: Int32s, given: Arguments) -> HostBatch:
         lengths = np.diff(indptr(given.kv_indptr, "kv_indptr", entries=len(qo)))
         q_lens = np.diff(qo)
         rows = int(q_lens.max(initial=0))
@@ -36,7 +36,7 @@ class Dense(Affine[Declared]):
         segments["q_row"] = 0
         segments["kv_block"] = 0 if self.declared.shared else segments["batch"]
         longest = int(lengths.max(initial=0))
-        return Batch(Arrays(segments, NO_INDICES, q_lens, lengths), rows, longest)
+        return HostBatch(rows, longest, Arrays(segments, NO_INDICES, q_lens, lengths))
 
     @property
     def native_storage(self) -> int | None:

@@ -10,7 +10,7 @@ import numpy as np
 from warploom.dsl.types.formats import Paged as Declared
 from warploom.errors import ForbiddenUnderCapture, IndexOutOfRange
 from warploom.runtime.formats.base import Arguments, Drawn, Format, Ints, Stored, whole_requests
-from warploom.runtime.formats.batch import Arrays, Batch
+from warploom.runtime.formats.batch import Arrays, Batch, HostBatch, Measured
 from warploom.runtime.formats.lists import (
     Int32s,
     as_indptr,
@@ -44,14 +44,14 @@ class Pages(Format[AnyPaged]):
     def instead(self, name: str) -> str:
         return "give last_page_len"
 
-    def lower(self, qo: Int32s, given: Arguments) -> Batch:
+    def lower(self, qo: Int32s, given: Arguments) -> HostBatch:
         kv = indptr(given.kv_indptr, "kv_indptr", entries=len(qo))
         indices = _page_list(given.kv_indices, int(kv[-1]), self.name)
         lengths = self._lengths(np.diff(kv), given.last_page_len)
         segments = segments_of(qo, lengths)
         segments["index_begin"] = kv[:-1]
         last = int(indices.max(initial=-1))
-        return Batch(Arrays(segments, indices, np.diff(qo), lengths), int(qo[-1]), last + 1)
+        return HostBatch(int(qo[-1]), last + 1, Arrays(segments, indices, np.diff(qo), lengths))
 
     def _lengths(self, pages: Int32s, last_page_len: Any) -> Int32s:
         """Tokens of each request."""
@@ -78,7 +78,7 @@ class Pages(Format[AnyPaged]):
             at, value, last = _place_of_largest(batch), batch.kv_extent - 1, len(k) - 1
             raise IndexOutOfRange(name="kv_indices", index=at, value=value, last=last, of="page")
 
-    def keys_of(self, segment: Any, batch: Batch) -> tuple[Ints, tuple[Ints, Ints]]:
+    def keys_of(self, segment: Any, batch: HostBatch) -> tuple[Ints, tuple[Ints, Ints]]:
         place, size = np.arange(int(segment["kv_count"])), self.declared.page_size
         page = batch.indices[int(segment["index_begin"]) + place // size].astype(np.int64)
         return place, (page, place % size)
@@ -122,7 +122,10 @@ class Paged(Pages[Declared]):
 def _place_of_largest(batch: Batch) -> int | str:
     """Of the largest page number in the list, which may lie on the device alone."""
     try:
-        return int(batch.indices.argmax())
+        if isinstance(batch, HostBatch):
+            return int(batch.indices.argmax())
+        assert isinstance(batch, Measured)  # a device's batch asks for no pages
+        return int(block_list(batch.lengths.kept[3], batch.sizes.num_blocks, "").argmax())
     except ForbiddenUnderCapture:  # reading it would end the capture, and hide what is wrong
         return "..."
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from warploom.dsl.types.formats import Ragged as Declared
 from warploom.runtime.formats.base import Affine, Arguments, Drawn, Stored, whole_requests
-from warploom.runtime.formats.batch import Arrays, Batch
+from warploom.runtime.formats.batch import Arrays, HostBatch
 from warploom.runtime.formats.lists import NO_INDICES, Int32s, as_indptr, indptr, segments_of
 
 
@@ -15,12 +15,12 @@ class Ragged(Affine[Declared]):
 
     plans_on_device = True
 
-    def lower(self, qo: Int32s, given: Arguments) -> Batch:
+    def lower(self, qo: Int32s, given: Arguments) -> HostBatch:
         kv = indptr(given.kv_indptr, "kv_indptr", entries=len(qo))
         segments = segments_of(qo, np.diff(kv))
         segments["kv_row"] = kv[:-1]
         arrays = Arrays(segments, NO_INDICES, np.diff(qo), np.diff(kv))
-        return Batch(arrays, int(qo[-1]), int(kv[-1]))
+        return HostBatch(int(qo[-1]), int(kv[-1]), arrays)
 
     @property
     def native_storage(self) -> int | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from warploom.dsl.types.formats import Rolling as Declared
 from warploom.runtime.formats.base import Arguments, Drawn, Format, Ints, Part, Stored
-from warploom.runtime.formats.batch import Arrays, Batch
+from warploom.runtime.formats.batch import Arrays, Batch, HostBatch
 from warploom.runtime.formats.lists import Int32s, as_indptr, as_int32, indptr, segments_of
 from warploom.scheduler.model.bounds import Bounds
 
@@ -27,7 +27,7 @@ class Rolling(Format[Declared]):
     def instead(self, name: str) -> str:
         return "kv_indptr tells the lengths of whole sequences, and these what is in which slot"
 
-    def lower(self, qo: Int32s, given: Arguments) -> Batch:
+    def lower(self, qo: Int32s, given: Arguments) -> HostBatch:
         lengths = np.diff(indptr(given.kv_indptr, "kv_indptr", entries=len(qo)))
         kept = np.minimum(lengths, self.declared.slots)
         ends = as_int32(np.cumsum(kept, dtype=np.int64), "the sum of tokens that are kept")
@@ -41,7 +41,7 @@ class Rolling(Format[Declared]):
         segments["kv_count"] = kept
         segments["kv_row"] = segments["batch"]  # see `kernel_strides`
         segments["index_begin"] = begin
-        return Batch(Arrays(segments, positions, np.diff(qo), seen), int(qo[-1]), 0)
+        return HostBatch(int(qo[-1]), 0, Arrays(segments, positions, np.diff(qo), seen))
 
     def most_blocks(self, bounds: Bounds) -> tuple[str, int] | None:
         slots = self.declared.slots
@@ -65,7 +65,7 @@ class Rolling(Format[Declared]):
         """
         return token, block, head
 
-    def keys_of(self, segment: Any, batch: Batch) -> tuple[Ints, tuple[Ints, Ints]]:
+    def keys_of(self, segment: Any, batch: HostBatch) -> tuple[Ints, tuple[Ints, Ints]]:
         place, begin = np.arange(int(segment["kv_count"])), int(segment["index_begin"])
         positions = batch.indices[begin : begin + len(place)].astype(np.int64)
         slots = self.declared.slot_of(positions)

@@ -14,14 +14,14 @@ from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.formats import Paged as Declared
 from warploom.errors import ArgumentError, WrongStride
 from warploom.runtime.formats.base import Arguments
-from warploom.runtime.formats.batch import Arrays, Batch
+from warploom.runtime.formats.batch import Arrays, HostBatch
 from warploom.runtime.formats.lists import NO_INDICES, Int32s, indptr, refuse_lengths, segments_of
 from warploom.runtime.formats.paged import Pages
 from warploom.scheduler.model.bounds import INT32_MAX, Bounds
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class SelectedBatch(Batch):
+@dataclass(frozen=True, eq=False)
+class SelectedBatch(HostBatch):
     """A batch whose block list is a tensor of the caller's.
 
     Attributes:
@@ -66,7 +66,7 @@ class Selected(Pages[Declared]):
         segments["index_begin"] = np.arange(len(pages)) * of_request
         segments["index_head_stride"] = of_head if heads > 1 else 0
         arrays = Arrays(segments, NO_INDICES, np.diff(qo), lengths)
-        return SelectedBatch(arrays, int(qo[-1]), 0, selection=selection, num_pages=pages)
+        return SelectedBatch(int(qo[-1]), 0, arrays, selection, pages)
 
     def most_blocks(self, bounds: Bounds) -> tuple[str, int] | None:
         return None

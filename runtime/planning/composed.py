@@ -15,7 +15,7 @@ from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.ir import walk
 from warploom.dsl.types.spec import AttentionSpec, TracedVariant
 from warploom.errors import ArgumentError
-from warploom.runtime.formats.batch import Arrays, Batch, RoleSizes, RoleTiles
+from warploom.runtime.formats.batch import Arrays, Batch, HostBatch, RoleSizes, RoleTiles
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.kernels import Kernel
@@ -73,7 +73,7 @@ def mean_rows(arrays: Arrays, forest: PrefixForest, group_size: int) -> float:
 class ComposedRules(Rules):
     """Rules for batches whose requests share pages."""
 
-    _last: tuple[Batch, SharedBatch] | None = None
+    _last: tuple[HostBatch, SharedBatch] | None = None
 
     @cached_property
     def fixed(self) -> TileChoice | None:
@@ -103,6 +103,7 @@ class ComposedRules(Rules):
 
     def _choose(self, batch: Batch) -> TileChoice:
         """By the rows that a key meets in the batch."""
+        assert isinstance(batch, HostBatch)  # no native planner measures composed batches
         shared, heads = self._shared(batch), self.heads
 
         def reads_with(rows: int) -> tuple[int, int, int]:
@@ -128,7 +129,7 @@ class ComposedRules(Rules):
         prefixes of many rows again and again."""
         return FEWEST_ROWS if isinstance(self._kernels.target, Arch) else 1.0
 
-    def _shared(self, batch: Batch) -> SharedBatch:
+    def _shared(self, batch: HostBatch) -> SharedBatch:
         """The batch with its prefixes."""
         if self._last is None or self._last[0] is not batch:
             page_size, bounds = self.spec.kv_format.block_kv, self.options.bounds
@@ -150,16 +151,16 @@ class ComposedRules(Rules):
             num_roles=1 + len(smaller_roles(tile)),
         )
 
-    def least_bounds(self, batch: Batch, tile: TileConfig) -> Bounds:
+    def least_bounds(self, batch: HostBatch, tile: TileConfig) -> Bounds:
         _, parts, _ = self._shared(batch).cut(tile.rows)
         return replace(batch.least_bounds, max_levels=parts.levels)
 
-    def _role_tiles(self, batch: Batch, inputs: Inputs, sizes: RoleSizes) -> RoleTiles:
+    def role_tiles(self, batch: HostBatch, inputs: Inputs, sizes: RoleSizes) -> RoleTiles:
         roles = Role(FIRST, sizes.rows, sizes.keys), Role("", sizes.few_rows, sizes.decode_keys)
         answers = self._answers(batch, inputs)
         return RoleTiles(*tiles_of_roles(self._shared(batch), roles, answers))
 
-    def _answers(self, batch: Batch, inputs: Inputs) -> VisibilityOf:
+    def _answers(self, batch: HostBatch, inputs: Inputs) -> VisibilityOf:
         """The mask's answers for given segments."""
         analysis = TileAnalysis(self.spec.variant, inputs.scalars, inputs.known)
 
@@ -169,16 +170,16 @@ class ComposedRules(Rules):
 
         return answers
 
-    def make(self, batch: Batch, kernel: Kernel, inputs: Inputs) -> tuple[Plan, Visibility]:
+    def make(self, batch: HostBatch, kernel: Kernel, inputs: Inputs) -> tuple[Plan, Visibility]:
         answers = self._answers(batch, inputs)
         problem = self.problem(batch.segments, kernel, answers(batch.segments))
         plan = make_composed_plan(self._shared(batch), problem, answers, batch.indices)
         return plan, problem.visibility
 
-    def check_of(self, batch: Batch) -> Check:
+    def check_of(self, arrays: Arrays) -> Check:
         def check(plan: Plan, visibility: Visibility) -> None:
             assert isinstance(plan, ComposedPlan)
-            verify_composed(plan, batch.segments, visibility, self.spec.kv_format.block_kv)
+            verify_composed(plan, arrays.segments, visibility, self.spec.kv_format.block_kv)
 
         return check
 

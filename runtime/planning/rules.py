@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +16,7 @@ from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.devices.device import cuda_facts
 from warploom.runtime.formats import format_of
-from warploom.runtime.formats.batch import Arrays, Batch, OnDevice, RoleSizes, RoleTiles
+from warploom.runtime.formats.batch import Arrays, Batch, HostBatch, OnDevice, RoleSizes, RoleTiles
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.kernels import Kernel
@@ -138,12 +138,16 @@ class Rules:
         """Whether all plans have two roles."""
         return self.fixed is not None and bool(self.fixed.tile.of_roles)
 
-    def choice(self, batch: Batch, inputs: Inputs) -> TileChoice:
-        """The tile of all plans, or that for a batch with the values that the mask reads."""
+    def choice(self, batch: Batch, count: Callable[[RoleSizes], RoleTiles]) -> TileChoice:
+        """The tile of all plans, or that for a batch.
+
+        Args:
+            batch: its sizes.
+            count: what it has of each role, with the values that the mask reads.
+        """
         is_unread = isinstance(batch, OnDevice)
         if self.mixes is None or is_unread or not self.mixes.may_be(batch.sizes):
             return self.one_tile(batch)
-        count = partial(self._role_tiles, batch, inputs)
         return self.mixes.choice(self._free_ctas, count) or self.one_tile(batch)
 
     def one_tile(self, batch: Batch) -> TileChoice:
@@ -151,10 +155,8 @@ class Rules:
         room for two roles would depend on the batch."""
         return self.fixed or self._choose(batch)
 
-    def _role_tiles(self, batch: Batch, inputs: Inputs, sizes: RoleSizes) -> RoleTiles:
-        counted = batch.counted(sizes, inputs)
-        if counted is not None:
-            return counted
+    def role_tiles(self, batch: HostBatch, inputs: Inputs, sizes: RoleSizes) -> RoleTiles:
+        """Key tiles of both roles in a batch."""
         visibility = self.visibility(batch.arrays, inputs.scalars, inputs.known)
         return RoleTiles.of(batch.segments, sizes, self.heads.group_size, visibility)
 
@@ -217,11 +219,11 @@ class Rules:
             smaller=smaller_roles(tile),
         )
 
-    def least_bounds(self, batch: Batch, tile: TileConfig) -> Bounds:
+    def least_bounds(self, batch: HostBatch, tile: TileConfig) -> Bounds:
         """The smallest bounds that admit a batch with a tile."""
         return batch.least_bounds
 
-    def chunks(self, batch: Batch, tile: TileConfig) -> ChunkCounts | None:
+    def chunks(self, batch: HostBatch, tile: TileConfig) -> ChunkCounts | None:
         """What a batch is cut into, if it is cut at multiples of one size."""
         size, heads = self._split_size, self.heads
         if size is None:
@@ -299,7 +301,7 @@ class Rules:
         analysis = TileAnalysis(traced, scalars, known)
         return make_visibility(traced, analysis, arrays, self.heads, columns)
 
-    def make(self, batch: Batch, kernel: Kernel, inputs: Inputs) -> tuple[Plan, Visibility]:
+    def make(self, batch: HostBatch, kernel: Kernel, inputs: Inputs) -> tuple[Plan, Visibility]:
         """A plan, and the mask's answers for it."""
         tile, visibility = kernel.tile, self.visibility(batch.arrays, inputs.scalars, inputs.known)
         problem = replace(
@@ -328,7 +330,7 @@ class Rules:
         tiles = found.prefill, found.decode
         return RolePrices.of_tiles(roles_of_tile(tile), tiles, found.saturating, self.cached_keys)
 
-    def check_of(self, batch: Batch) -> Check:
+    def check_of(self, arrays: Arrays) -> Check:
         """How a plan of a batch is checked."""
         return verify
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from functools import partial
 
 import numpy as np
 
@@ -18,9 +17,9 @@ from warploom.dsl.types.spec import TracedVariant
 from warploom.errors import WarploomError
 from warploom.logs import log
 from warploom.runtime.devices.library import load_library
-from warploom.runtime.formats import format_of, make_batch
+from warploom.runtime.formats import format_of
 from warploom.runtime.formats.base import Arguments
-from warploom.runtime.formats.batch import Arrays, Batch, Measured, RoleSizes, RoleTiles, Sizes
+from warploom.runtime.formats.batch import Batch, Measured, RoleSizes, RoleTiles, Sizes
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.planning.rules import may_be_longest_first
 from warploom.runtime.planning.visibility import Heads
@@ -86,6 +85,12 @@ class HostStrategy:
             return None
         return planner.measure(given, self._places.rules.options.bounds)
 
+    def count(self, batch: Batch, inputs: Inputs, sizes: RoleSizes) -> RoleTiles | None:
+        """Key tiles of both roles of the batch that was measured last; None: NumPy must count."""
+        if self._last is None or not isinstance(batch, Measured):
+            return None
+        return self._last.count(batch.lengths, inputs, sizes)
+
     def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned | None:
         places, memory, last = self._places, self._places.memory, self._last
         if last is None or not isinstance(batch, Measured) or not last.knows(inputs):
@@ -145,11 +150,11 @@ class HostPlanner:
         library = load_library(artifact)
         self._plan = library[artifact.entry]
         self._measure = library[MEASURE]
-        self._count = library[ROLE_TILES]
-        for entry in (self._plan, self._measure, self._count):
+        self._count_roles = library[ROLE_TILES]
+        for entry in (self._plan, self._measure, self._count_roles):
             entry.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-        self._count.argtypes = (ctypes.c_void_p, *self._count.argtypes)
-        self._format = stored = format_of(kv_format)
+        self._count_roles.argtypes = (ctypes.c_void_p, *self._count_roles.argtypes)
+        stored = format_of(kv_format)
         self._is_paged = bool(stored.takes)
         self.params = PlannerParams(variant, has_roles, longest_first)
         # Measuring and counting read these of a site.
@@ -202,12 +207,9 @@ class HostPlanner:
         busy, q_rows, total, longest_q, longest, blocks, extent = _MEASURE.unpack(self._found)
         mean = total / busy if busy else 1.0
         known = Sizes(requests, requests, total, mean, total, longest_q, longest, blocks)
-        lower = partial(self._lower, given)
-        return Measured(lower, q_rows, extent, known, lengths=lengths, count=self._role_tiles)
+        return Measured(q_rows, extent, known, lengths)
 
-    def _role_tiles(
-        self, lengths: IndexArrays, sizes: RoleSizes, inputs: Inputs
-    ) -> RoleTiles | None:
+    def count(self, lengths: IndexArrays, inputs: Inputs, sizes: RoleSizes) -> RoleTiles | None:
         """Key tiles of both roles in lengths that were measured; None if the mask reads more."""
         if not self.knows(inputs):
             return None
@@ -216,7 +218,7 @@ class HostPlanner:
         given = self._sizes.get(sizes)
         if given is None:
             given = self._sizes[sizes] = (ctypes.c_int * len(sizes))(*sizes)
-        self._count(self.params.address, ctypes.addressof(given), self._counts_at)
+        self._count_roles(self.params.address, ctypes.addressof(given), self._counts_at)
         return RoleTiles(*_ROLE_TILES.unpack(self._counts))
 
     def take(self, lengths: IndexArrays, bounds: Bounds | None) -> None:
@@ -237,9 +239,6 @@ class HostPlanner:
         self.params.write_batch(
             requests, largest.max_q_rows, largest.max_kv_len, min(largest.max_blocks, pages)
         )
-
-    def _lower(self, given: Arguments) -> Arrays:
-        return make_batch(self._format, *given[:4]).arrays
 
     def _take_bounds(self, bounds: Bounds | None) -> None:
         self._bounds, self._largest, self._lengths = bounds, bounds or _ANY, None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from warploom.codegen.source import TileChoice
-from warploom.runtime.formats import make_batch
+from warploom.runtime.formats import make_batch, on_host
 from warploom.runtime.formats.base import Arguments
-from warploom.runtime.formats.batch import Batch
+from warploom.runtime.formats.batch import Batch, HostBatch
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.planning.memory import PlanMemory
 from warploom.runtime.planning.rules import Rules
 from warploom.runtime.planning.verify_plans import verify_planned
-from warploom.runtime.strategies.strategy import Planned
+from warploom.runtime.strategies.strategy import Planned, Read
 
 
 class NumpyStrategy:
@@ -23,23 +23,24 @@ class NumpyStrategy:
     def prepare(self) -> None:
         """Nothing is built."""
 
-    def read(self, given: Arguments) -> Batch:
+    def read(self, given: Arguments) -> HostBatch:
         """Check the arguments; raises what `make_batch` does."""
         return make_batch(self._rules.spec.kv_format, *given[:5])
 
     def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned:
         rules, memory = self._rules, self._memory
-        kernel = self._kernels.get(choice)
-        chunks = rules.chunks(batch, kernel.tile)
-        room, size = memory.fit(rules.least_bounds(batch, kernel.tile), kernel, chunks)
-        both = rules.make(batch, kernel, inputs)
-        memory.send(both[0], room, size)
-        return Planned(batch, choice, kernel, size, "NumPy", lambda: both, is_native=False)
+        kernel, lengths = self._kernels.get(choice), on_host(rules.spec.kv_format, batch)
+        chunks = rules.chunks(lengths, kernel.tile)
+        room, size = memory.fit(rules.least_bounds(lengths, kernel.tile), kernel, chunks)
+        plan, visibility = rules.make(lengths, kernel, inputs)
+        memory.send(plan, room, size)
+        made = Read(plan, visibility, lengths.arrays)
+        return Planned(lengths, choice, kernel, size, "NumPy", lambda: made, is_native=False)
 
     def verify(self, planned: Planned) -> None:
         """Check the last plan; raises PlanInvalid."""
         room = self._memory.room
         assert room is not None  # there is a plan
-        check = self._rules.check_of(planned.batch)
+        check = self._rules.check_of(planned.arrays)
         packed = self._memory.packed(room)
         verify_planned(planned.plan, planned.visibility, room, packed, planned.by, check)

@@ -35,17 +35,15 @@ from warploom.runtime.planning.verify_plans import (
     verify_planned,
 )
 from warploom.runtime.planning.visibility import Heads
-from warploom.runtime.strategies.strategy import Planned
+from warploom.runtime.strategies.strategy import Planned, Read
 from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.cost import CostModel
 from warploom.scheduler.model.problem import TOLERANCE, WORTH_CUTTING, WORTH_SAVING
 from warploom.scheduler.model.roles import COLUMNS, MOST_CTAS, RolePrices
-from warploom.scheduler.model.visibility import Visibility
 from warploom.scheduler.partition.balance import TRIED
 from warploom.scheduler.partition.role_lists import DECODES_SHARED, SHARED
 from warploom.scheduler.partition.stream_k import FEW, IDLE, SNAP, Grid
 from warploom.scheduler.plans.capacity import Capacity, WorkspaceSize
-from warploom.scheduler.plans.plan import Plan
 from warploom.scheduler.plans.unpack import unpack, unpack_batch
 
 _KEPT = 16  # choices that have places
@@ -255,7 +253,6 @@ class Places:
         unpacked = partial(self._unpacked, place, self.memory.number)
         if isinstance(batch, OnDevice) and is_capturing(self.rules.device):
             unpacked = partial(unpacked, captured=batch.tensors)
-        batch = batch.read_by(lambda: unpacked()[1])
         read = partial(self._read, place, unpacked, dict(inputs.scalars), dict(inputs.known))
         return Planned(batch, place.choice, place.kernel, place.size, by, read, is_native=True)
 
@@ -273,7 +270,7 @@ class Places:
         if isinstance(planned.batch, OnDevice):  # which has asked the mask with values from there
             known |= {name: _on_host(inputs.tensors[name]) for name in inputs.mask_tensors}
         unpacked = partial(self._unpacked, place, self.memory.number)
-        plan, visibility = self._read(place, unpacked, dict(inputs.scalars), known)
+        plan, visibility, _ = self._read(place, unpacked, dict(inputs.scalars), known)
         if int(plan.header["status"][0]) == GOOD:
             qo, kv, last, indices = (*planned.given, None, None)[:4]
             batch = make_batch(self.rules.spec.kv_format, qo, kv, indices, last)
@@ -310,13 +307,13 @@ class Places:
         unpacked: Callable[[], _Unpacked],
         scalars: dict[str, Any],
         known: dict[str, Any],
-    ) -> tuple[Plan, Visibility]:
+    ) -> Read:
         """The plan that was unpacked."""
         packed, arrays = unpacked()
         visibility = self.rules.visibility(arrays, scalars, known)
         problem = self.rules.problem(arrays.segments, place.kernel, visibility)
         problem = replace(problem, stream_k=place.lists is None)
-        return unpack(packed, place.site.room, problem, arrays.indices), visibility
+        return Read(unpack(packed, place.site.room, problem, arrays.indices), visibility, arrays)
 
 
 def _on_host(tensor: torch.Tensor) -> npt.NDArray[Any]:

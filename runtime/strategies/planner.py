@@ -9,6 +9,7 @@ replay of a captured plan does not need have no rows and no keys.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,9 @@ from warploom.errors import ArgumentError, BatchRefused, NotReplayed, NotRun
 from warploom.runtime.devices.graph import is_capturing, refuse_under_capture
 from warploom.runtime.devices.params import ParamBlock
 from warploom.runtime.devices.workspace import Workspace
+from warploom.runtime.formats import on_host
 from warploom.runtime.formats.base import Arguments
-from warploom.runtime.formats.batch import Batch
+from warploom.runtime.formats.batch import Batch, RoleSizes, RoleTiles
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.planning.composed import rules_of
@@ -78,25 +80,36 @@ class Planner:
             ArgumentError: the batch has not q_rows rows.
             ForbiddenUnderCapture: the current stream is being captured, and the host must plan.
         """
-        on_device, on_host, by_numpy = self._strategies
+        on_device, natively, by_numpy = self._strategies
         captured = on_device.read(given)
         if captured is not None:
             return captured
         refuse_under_capture(self._device, "plan() was called", _REMEDY)
-        batch = on_host.read(given)
+        batch = natively.read(given)
         return as_many_rows(by_numpy.read(given) if batch is None else batch, given.q_rows)
 
     def plan(self, batch: Batch, inputs: Inputs) -> Planned:
         """Plan a batch on the current stream; raises as `Strategy.plan` does."""
         self._memory.number += 1
         # once: arrays of lengths may be the caller's, and change
-        choice = self.rules.choice(batch, inputs)
+        choice = self.choice(batch, inputs)
         strategies: tuple[Strategy, ...] = self._strategies
         for strategy in strategies:
             planned = strategy.plan(batch, choice, inputs)
             if planned is not None:
                 return planned
         raise RuntimeError("NumPy plans every batch")
+
+    def choice(self, batch: Batch, inputs: Inputs) -> TileChoice:
+        """The tile of a batch, with the values that the mask reads."""
+        return self.rules.choice(batch, partial(self._role_tiles, batch, inputs))
+
+    def _role_tiles(self, batch: Batch, inputs: Inputs, sizes: RoleSizes) -> RoleTiles:
+        """Key tiles of both roles, by who measured the batch, or by NumPy."""
+        natively = self._strategies[1].count(batch, inputs, sizes)
+        if natively is not None:
+            return natively
+        return self.rules.role_tiles(on_host(self.rules.spec.kv_format, batch), inputs, sizes)
 
     def verify(self, planned: Planned, inputs: Inputs) -> None:
         """Check the last plan, unless a graph is being captured, which will make it later.
@@ -161,7 +174,7 @@ class Planner:
         workspace.check_held()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # nobody has told us of the streams of replays
-        plan, _ = planned.read()
+        plan = planned.read().plan
         memory: npt.NDArray[np.uint8] = workspace.stamps.cpu().numpy()
         stamps = memory.view(STAMP)[: len(plan.items)].copy()  # on the CPU runs write there
         missing = int((stamps["end"] == 0).sum())

@@ -8,16 +8,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from warploom.codegen.source import TileChoice
 from warploom.runtime.formats.base import Arguments
-from warploom.runtime.formats.batch import Batch, Measured, OnDevice
+from warploom.runtime.formats.batch import Arrays, Batch, Measured, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernels import Kernel
 from warploom.scheduler.model.visibility import Visibility
 from warploom.scheduler.plans.capacity import WorkspaceSize
 from warploom.scheduler.plans.plan import Plan
+
+
+class Read(NamedTuple):
+    """A plan as the host sees it.
+
+    Attributes:
+        plan: the plan.
+        visibility: the mask's answers for it.
+        arrays: the batch that it is of.
+    """
+
+    plan: Plan
+    visibility: Visibility
+    arrays: Arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +44,8 @@ class Planned:
         kernel: of it.
         size: of the workspace.
         by: who planned, for `explain()`.
-        read: the plan, and the mask's answers for it. One that a native planner wrote is read from
-            the device when first asked for; if another has taken its place, NotPlanned says so.
+        read: reads the plan anew. One that a native planner wrote is read from the device when
+            first asked for; if another has taken its place, NotPlanned says so.
         is_native: it is to be read so.
     """
 
@@ -40,7 +54,7 @@ class Planned:
     kernel: Kernel
     size: WorkspaceSize
     by: str
-    read: Callable[[], tuple[Plan, Visibility]]
+    read: Callable[[], Read]
     is_native: bool
 
     def __repr__(self) -> str:  # that of all parts has the kernel's source
@@ -48,16 +62,21 @@ class Planned:
         return f"{type(self).__name__}(tile={self.choice.tile}, num_ctas={ctas}, by={self.by!r})"
 
     @cached_property
-    def _both(self) -> tuple[Plan, Visibility]:
+    def _once(self) -> Read:
         return self.read()
 
     @property
     def plan(self) -> Plan:
-        return self._both[0]
+        return self._once.plan
 
     @property
     def visibility(self) -> Visibility:
-        return self._both[1]
+        return self._once.visibility
+
+    @property
+    def arrays(self) -> Arrays:
+        """The batch as it was planned, whatever has become of the index arrays since."""
+        return self._once.arrays
 
     @property
     def given(self) -> tuple[Any, ...]:

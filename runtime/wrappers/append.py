@@ -10,7 +10,6 @@ import threading
 from functools import cache, lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 
 from warploom.codegen.abi import Packer
@@ -27,7 +26,7 @@ from warploom.runtime.declaring.append_spec import append_spec, check_format, tr
 from warploom.runtime.devices.device import cuda_facts, resolve_device
 from warploom.runtime.devices.loaded import load
 from warploom.runtime.devices.params import Block
-from warploom.runtime.formats.batch import Arrays, Batch
+from warploom.runtime.formats.batch import Batch, Counted, Sizes
 from warploom.runtime.inputs.append_args import (
     check_caches_apart,
     check_heads,
@@ -42,7 +41,6 @@ from warploom.runtime.tensors.plain import refuse_freed, unrecorded
 from warploom.runtime.tensors.tensors import as_torch, byte_span
 from warploom.runtime.tensors.uncopied import Uncopied
 from warploom.runtime.wrappers.guard import Guard
-from warploom.scheduler.model.layout import SEGMENT
 
 _OUTSIDE = "it writes to the cache; call it outside of the compiled function, before it"
 
@@ -362,6 +360,5 @@ def _bound(variant: Variant, transforms: TracedVariant) -> dict[str, Any]:
 
 
 def _heads_only(requests: int) -> Batch:
-    """Lengths that inputs are checked against: only the device knows those of tokens."""
-    none = np.zeros(requests, np.int32)
-    return Batch(Arrays(np.zeros(0, SEGMENT.dtype), none[:0], none, none), 0, 0)
+    """Sizes that inputs are checked against: only the device knows those of tokens."""
+    return Counted(0, 0, Sizes(requests, requests, 0, 1.0, 0, 0, 0, 0))

@@ -217,7 +217,7 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
     return {
         "batch": f"{_counted(batch.num_requests, 'request')}, "
         f"{_counted(batch.sizes.total_q_rows, 'query row')}, "
-        f"{_counted(int(batch.kv_lens.sum()), 'key')}, longest {batch.sizes.max_kv_len}",
+        f"{_counted(int(planned.arrays.kv_lens.sum()), 'key')}, longest {batch.sizes.max_kv_len}",
         "grid": f"{_counted(plan.problem.num_ctas, part)}, {plan.busy_ctas} with work, "
         f"limit {plan.problem.active_ctas}{taken}",
         "work items": f"{len(plan.items)}, of which {int((plan.items['slot'] >= 0).sum())} "
@@ -275,7 +275,7 @@ def _shared(plan: Plan, variant: TracedVariant) -> dict[str, object]:
 def _classes(planned: Planned) -> str:
     """How many pairs of a query tile and a key tile are of each class, by the planner."""
     plan, visibility = planned.plan, planned.visibility
-    segments = planned.batch.segments
+    segments = planned.arrays.segments
     fused = segments["num_q"].astype(np.int64) * plan.problem.group_size
     keys = segments["kv_count"].astype(np.int64)
     sizes = np.array([(role.rows, role.keys) for role in plan.problem.roles], np.int64)

@@ -18,9 +18,9 @@ from warploom.errors import ArgumentError, NotPlanned, NotTraced
 from warploom.logs import log
 from warploom.runtime.devices.device import Backend
 from warploom.runtime.devices.graph import refuse_under_capture
-from warploom.runtime.formats import make_batch
+from warploom.runtime.formats import make_batch, on_host
 from warploom.runtime.formats.base import Arguments
-from warploom.runtime.formats.batch import Batch, OnDevice
+from warploom.runtime.formats.batch import Batch, HostBatch, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.inputs.offer import NOTHING
 from warploom.runtime.launching.launch import Launcher
@@ -191,13 +191,14 @@ class Planning(Uncopied, Shown):
         return self._launcher.program.with_choice(self.choice)
 
     def _plan(self, batch: Batch, inputs: dict[str, Any]) -> None:
-        if self._bounds is not None and batch.known is None:  # else whoever knew has asked
+        # whoever counts a batch without its arrays has asked
+        if self._bounds is not None and isinstance(batch, HostBatch):
             self._bounds.admit(batch.segments, len(batch.indices))
         rewritten = self._inputs.rewritten()
         if rewritten:
             inputs = rewritten | inputs
         self._take(batch, inputs)
-        self._batch = batch if self.planned is None else self.planned.batch
+        self._batch = batch
         self._is_refused = False
         count("plans")
         if log.isEnabledFor(DEBUG):
@@ -216,7 +217,8 @@ class Planning(Uncopied, Shown):
 
     def _check_lengths(self, known: dict[str, np.ndarray[Any, Any]], batch: Batch) -> None:
         if self._variant.checks_lengths:
-            self._variant.check_lengths(known, batch.q_lens, batch.kv_lens)
+            lengths = on_host(self.kv_format, batch).arrays
+            self._variant.check_lengths(known, lengths.q_lens, lengths.kv_lens)
 
     def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
         if self._launcher is not None:

@@ -11,7 +11,7 @@ import torch
 
 from warploom.dsl.reference import reference_attention
 from warploom.dsl.variants.variant import Variant
-from warploom.runtime.formats.batch import Batch
+from warploom.runtime.formats.batch import Batch, HostBatch
 from warploom.runtime.inputs.args import Geometry, check_key_values, check_query
 from warploom.runtime.inputs.roles import role_sizes
 
@@ -34,7 +34,7 @@ def unread_values(
 
 def run_reference(
     variant: Variant,
-    batch: Batch,
+    batch: HostBatch,
     geometry: Geometry,
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     inputs: Mapping[str, Any],

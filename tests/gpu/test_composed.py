@@ -134,10 +134,10 @@ def test_long_prefixes_agree_with_the_single_format(cuda: Any, batch: int, rows:
         _, expected, sums = attend(wl.Paged(16), variant, qo, table, q, kv)
         close(out, expected)
         torch.testing.assert_close(lse, sums, atol=2e-3, rtol=1e-4)
-        plan, batch_of = composed.planned.plan, composed.planned.batch
+        plan, arrays = composed.planned.plan, composed.planned.arrays
         assert isinstance(plan, ComposedPlan)
         assert plan.choices[0].kept
-        verify_composed(plan, batch_of.segments, composed.planned.visibility, 16)
+        verify_composed(plan, arrays.segments, composed.planned.visibility, 16)
         for _ in range(5):
             assert torch.equal(composed.run(q, kv), out)  # whoever comes last
 
@@ -158,7 +158,7 @@ def test_a_chunk_beside_decodes_of_one_prefix_takes_two_roles(cuda: Any) -> None
         close(out, expected)
         torch.testing.assert_close(lse, sums, atol=2e-3, rtol=1e-4)
         verify_composed(
-            composed.planned.plan, composed.planned.batch.segments, composed.planned.visibility, 16
+            composed.planned.plan, composed.planned.arrays.segments, composed.planned.visibility, 16
         )
         for _ in range(5):
             assert torch.equal(composed.run(q, kv), out)  # whoever claims and comes last

@@ -29,7 +29,7 @@ from warploom.dsl.variants.variant import Variant
 from warploom.errors import NoHostCompiler
 from warploom.runtime.devices.cpu import CpuKernel
 from warploom.runtime.devices.params import STRIDES, ParamBlock
-from warploom.runtime.formats import Batch, make_batch
+from warploom.runtime.formats import HostBatch, make_batch
 from warploom.runtime.launching import tensor_map
 from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.planning.visibility import Heads, make_visibility
@@ -131,7 +131,7 @@ class CpuRun:
         else:
             self.batch = make_batch(fmt, qo, tokens)
 
-    def _make_pages(self, qo: np.ndarray[Any, Any], fmt: Paged) -> Batch:
+    def _make_pages(self, qo: np.ndarray[Any, Any], fmt: Paged) -> HostBatch:
         case, size = self.case, fmt.page_size
         counts = [-(-n // size) for n in case.kv_lens]
         indptr = np.cumsum([0, *counts]).astype(np.int32)
@@ -151,7 +151,7 @@ class CpuRun:
         last_page = [(n - 1) % size + 1 if n else 0 for n in case.kv_lens]
         return make_batch(fmt, qo, indptr, pages, np.array(last_page, np.int32))
 
-    def _make_blocks(self, qo: np.ndarray[Any, Any], fmt: BlockSparse) -> Batch:
+    def _make_blocks(self, qo: np.ndarray[Any, Any], fmt: BlockSparse) -> HostBatch:
         rows, columns = fmt.block
         lists = [
             np.flatnonzero(self.rng.random(-(-kv // columns)) < 0.5)

@@ -133,7 +133,7 @@ def test_memory_without_a_plan_is_not_read_as_one(device: Device, value: int) ->
     attention = make()
     planned = captured(device, attention, lists(9, 30))
     junk(attention, value)
-    for read in (lambda: planned.plan, lambda: planned.visibility, lambda: planned.batch.kv_lens):
+    for read in (lambda: planned.plan, lambda: planned.visibility, lambda: planned.arrays.kv_lens):
         with pytest.raises(NotReplayed, match="Replay the graph first"):
             read()
     facts = attention.explain().facts

@@ -131,8 +131,8 @@ def parts_of(wrapper: wl.AttentionWrapper) -> ComposedPlan:
     assert wrapper.planned is not None
     plan = wrapper.planned.plan
     assert isinstance(plan, ComposedPlan)
-    batch = wrapper.planned.batch
-    verify_composed(plan, batch.segments, wrapper.planned.visibility, wrapper.kv_format.block_kv)
+    segments = wrapper.planned.arrays.segments
+    verify_composed(plan, segments, wrapper.planned.visibility, wrapper.kv_format.block_kv)
     return plan
 
 

@@ -65,10 +65,9 @@ def test_the_native_planner_counts_tiles_of_both_roles(
     if len(lengths) < 2 or max(rows * group for rows, _ in lengths) <= MANY_ROWS:
         assert not mixes.may_be(measured.sizes)
     expected = [counts(lengths, group, mask, choice.tile) for choice in CHOICES]
-    for batch in (measured, by_numpy):
-        found = [rules._role_tiles(batch, wrapper._inputs, sizes) for sizes in mixes.sizes]
-        assert found == expected
-    assert [measured.counted(sizes, wrapper._inputs) for sizes in mixes.sizes] == expected
+    inputs = wrapper._inputs
+    assert [rules.role_tiles(by_numpy, inputs, sizes) for sizes in mixes.sizes] == expected
+    assert [planner.count(measured.lengths, inputs, sizes) for sizes in mixes.sizes] == expected
 
 
 def counts(
@@ -137,7 +136,7 @@ def test_heads_that_masks_read_are_known_before_anything_is_planned() -> None:
     expected = (22 * 25, 13)  # the first 2400 keys
     assert batch.counted(sizes, wrapper._inputs) == expected
     plain = make_batch(wl.Ragged(), *arguments([(700, 3000), (1, 2500)], wl.Ragged())[:4])
-    assert wrapper._planner.rules._role_tiles(plain, wrapper._inputs, sizes) == expected
+    assert wrapper._planner.rules.role_tiles(plain, wrapper._inputs, sizes) == expected
 
 
 def test_masks_of_unknown_values_are_counted_by_numpy() -> None:
@@ -154,7 +153,7 @@ def test_masks_of_unknown_values_are_counted_by_numpy() -> None:
     batch: Any = planner.measure(given, None)
     sizes = mixes_of(wrapper, 4).sizes[0]
     assert batch.counted(sizes, wrapper._inputs) is None
-    assert wrapper._planner.rules._role_tiles(batch, wrapper._inputs, sizes) == (22 * 21, 5)
+    assert wrapper._planner.rules.role_tiles(batch, wrapper._inputs, sizes) == (22 * 21, 5)
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,7 @@ def test_without_a_compiler_numpy_plans(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("warploom.runtime.strategies.host_strategy.HostPlanner", missing)
     attention.plan([0, 1], [0, 2], [7, 1], [3])
     assert attention.planned is not None
-    assert type(attention.planned.batch).__name__ == "Batch"
+    assert type(attention.planned.batch).__name__ == "HostBatch"
 
 
 WRONG: list[tuple[Any, ...]] = [

@@ -98,10 +98,10 @@ def test_an_earlier_batch_is_not_read_from_a_later_plan() -> None:
     attention = wrapper()
     attention.plan(*STEPS[0])
     assert attention.planned is not None
-    before = attention.planned.batch
+    before = attention.planned
     attention.plan(*STEPS[1])
     with pytest.raises(NotPlanned):
-        _ = before.segments
+        _ = before.arrays
 
 
 def test_loads_beyond_what_compiled_planners_count_are_planned_by_numpy(

@@ -18,7 +18,7 @@ from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.fields import Scalar, Tensor
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
-from warploom.runtime.formats import Batch, make_batch
+from warploom.runtime.formats import HostBatch, make_batch
 from warploom.runtime.planning import visibility as module
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.model.visibility import AllVisible
@@ -55,11 +55,11 @@ VARIANTS: list[tuple[Variant, dict[str, Any]]] = [
 ]
 
 
-def ragged() -> Batch:
+def ragged() -> HostBatch:
     return make_batch(Ragged(), np.cumsum([0, *Q_LENS]), np.cumsum([0, *KV_LENS]))
 
 
-def answers(variant: Variant, inputs: dict[str, Any], batch: Batch, columns: int = 0) -> Any:
+def answers(variant: Variant, inputs: dict[str, Any], batch: HostBatch, columns: int = 0) -> Any:
     traced = trace(variant)
     values = {**variant.inputs(), **inputs}
     analysis = TileAnalysis(traced, {n: x for n, x in values.items() if np.ndim(x) == 0}, inputs)

@@ -50,7 +50,7 @@ def planners(monkeypatch: pytest.MonkeyPatch) -> MakePlanner:
 def choice(made: Planner, batch: Batch, variant: wl.Variant = CAUSAL) -> TileChoice:
     """The tile of a batch, with the values that a variant was made with."""
     values: Any = SimpleNamespace(scalars=variant.inputs(), known={})
-    return made.rules.choice(batch, values)
+    return made.choice(batch, values)
 
 
 def of_lengths(q: list[int], keys: int = 40_000) -> Batch:
