@@ -42,7 +42,7 @@ SITE = (
     ("num_ctas", "CTAs of the grid"),
     ("lines", "equal lines of items"),
     ("heads_per_line", "key/value heads of a line"),
-    ("columns", "CTAs of a line"),
+    ("slices", "CTAs of a line"),
     ("rows", "fused query rows of a tile"),
     ("keys", "keys of a tile"),
     ("group_size", "query heads per key/value head"),
@@ -52,10 +52,10 @@ SITE = (
     ("per_tile", "cost of a key tile"),
     ("grain", "key tiles of the shortest piece"),
     ("partial", "cost of a partial result"),
-    ("few", "items of a column for whose sake fewer CTAs work"),
+    ("few", "items of a slice for whose sake fewer CTAs work"),
     ("snap", "a boundary moves up to 1/snap of the mean load to the end of an item"),
 )
-# Behind these where there are two roles; those of prefills are above. Lines and columns are not
+# Behind these where there are two roles; those of prefills are above. Lines and slices are not
 # fixed then.
 ROLE_SITE = (
     ("active_ctas", "CTAs that may get work"),
@@ -75,7 +75,7 @@ ROLE_SITE = (
     ("decode_claim", "least cost of a shared list of decodes"),
     ("cached_keys", "keys of one head that the cache holds; 0: all"),
 )
-# Behind SITE where tiles are assigned the longest first; lines and columns have no meaning then.
+# Behind SITE where tiles are assigned the longest first; lines and slices have no meaning then.
 LIST_SITE = (
     ("active_ctas", "CTAs that may get work"),
     ("section_keys", "keys of one head that the cache holds; 0: no sections"),
@@ -179,39 +179,39 @@ class PlannerSpec(KernelSpec):
         return LaunchShape(self.threads, self.RESERVED + self.scratch, 1)
 
 
-def scratch_bytes(max_tiles: int, max_requests: int, columns: int) -> int:
+def scratch_bytes(max_tiles: int, max_requests: int, slices: int) -> int:
     """Size of `Scratch` in templates/common/warploom/planner/scratch.hpp; a test compares them."""
-    return _scratch_bytes(max_tiles, max_requests, columns, OPTIONS * (columns + 1))
+    return _scratch_bytes(max_tiles, max_requests, slices, OPTIONS * (slices + 1))
 
 
 def role_scratch_bytes(
-    max_tiles: int, max_requests: int, active_ctas: int, columns: tuple[int, int]
+    max_tiles: int, max_requests: int, active_ctas: int, slices: tuple[int, int]
 ) -> int:
     """The same of two roles: prefills, and decodes behind them.
 
     Args:
         max_tiles, max_requests: of batches.
         active_ctas: CTAs that may get work.
-        columns: parts of each role's lines for each of them.
+        slices: of each role's lines for each of them.
     """
-    of_prefills, of_decodes = (n * active_ctas for n in columns)
+    of_prefills, of_decodes = (n * active_ctas for n in slices)
     prefills = _scratch_bytes(max_tiles, max_requests, of_prefills, of_prefills + 1)
     options = OPTIONS * (active_ctas + 1)
     decodes = _scratch_bytes(max_requests, max_requests, of_decodes, options)
     return -(-prefills // 8) * 8 + decodes
 
 
-def _scratch_bytes(max_tiles: int, max_requests: int, columns: int, marks: int) -> int:
+def _scratch_bytes(max_tiles: int, max_requests: int, slices: int, marks: int) -> int:
     wide = 8 * (max_tiles + 1) + 16 * min(max_tiles, max_requests)
-    boundaries = 8 * marks + (8 + 4) * (columns + 1)
+    boundaries = 8 * marks + (8 + 4) * (slices + 1)
     return wide + boundaries + (8 + 3 * 4) * max_tiles + 4 * (max_requests + 1)
 
 
 def list_scratch_bytes(
-    max_tiles: int, max_requests: int, columns: int, num_kv_heads: int, num_ctas: int
+    max_tiles: int, max_requests: int, slices: int, num_kv_heads: int, num_ctas: int
 ) -> int:
     """The same of `Memory` in list_planner.hpp, with what levelling.hpp takes behind it."""
-    tiles = -(-scratch_bytes(max_tiles, max_requests, columns) // 8) * 8
+    tiles = -(-scratch_bytes(max_tiles, max_requests, slices) // 8) * 8
     items = (16 + 12) * max_tiles * num_kv_heads
     ctas = (8 + 4 + 4) * num_ctas + 8 + 4
     levelling = (2 * 8 + 3 * 4 + 2 * 16) * num_ctas

@@ -57,8 +57,8 @@ def check(
     smallest batch. The allowed error is twice that of a careless computation in the same dtype.
 
     Args:
-        variant: the variant; fields get random values of the shapes that their roles ask for, and
-            bound scalars keep theirs. The size of a dimension of no role is that of the position
+        variant: the variant; fields get random values of the shapes that their axes ask for, and
+            bound scalars keep theirs. The size of a dimension of no axis is that of the position
             which indexes it. Where the index is computed, no size is known: bind the tensor, whose
             values are then repeated or cut to the heads and lengths of each batch, or let `inputs`
             give it.

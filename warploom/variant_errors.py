@@ -61,7 +61,7 @@ class WrongDeclaration(FieldMisuse):
 class UndeclaredField(VariantError, AttributeError):
     message = (
         "{variant} has no {name!r}. Declare it in the class: {name} = Scalar('float32') for a "
-        "number, or Tensor('float32', roles) for a tensor, and give its value with the others."
+        "number, or Tensor('float32', axes) for a tensor, and give its value with the others."
     )
 
     def _is_gathered(self) -> bool:

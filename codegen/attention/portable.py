@@ -77,13 +77,13 @@ class Staged(Portable):
         return False
 
     @abstractmethod
-    def share(self, tile: TileConfig) -> str:
+    def of_each_warp(self, tile: TileConfig) -> str:
         """What of a tile each warp has, in words."""
 
     def reason(self, spec: AttentionSpec, tile: TileConfig, arch: Arch, work: Work) -> str:
         shape = self.launch(spec, tile, arch)
         return (
-            f"{work}: {tile.rows} rows, {self.share(tile)}; "
+            f"{work}: {tile.rows} rows, {self.of_each_warp(tile)}; "
             f"{tile.keys} keys in {tile.stages} stages take {shape.shared_bytes / 1024:.4g} "
             f"KiB of shared memory, of {arch.shared_per_cta // 1024} on {arch.name}: "
             f"{shape.ctas_per_sm} CTAs per SM"

@@ -98,7 +98,7 @@ class Streamed(Staged):
         alone = tile.warps == 4
         return super().is_known(tile, work) and not (alone and not work.has_few_items)
 
-    def share(self, tile: TileConfig) -> str:
+    def of_each_warp(self, tile: TileConfig) -> str:
         return "all warps share the rows and split the keys"
 
     def rule(self, work: Work) -> str:

@@ -96,7 +96,7 @@ class Tall(TwoRoles, Staged):
     def kind(self, tile: TileConfig) -> str:
         return "tall"
 
-    def share(self, tile: TileConfig) -> str:
+    def of_each_warp(self, tile: TileConfig) -> str:
         return f"each of {tile.warps} warps has {tile.rows // tile.warps} rows"
 
 

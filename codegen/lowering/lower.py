@@ -50,8 +50,8 @@ POSITION_TEXT: Mapping[str, str] = {
 # The scale of q.k as kernels read it, which no functor does.
 SM_SCALE = node("var", Kind.FLOAT, attr="sm_scale")
 
-# A load indexed by one of these at a dimension of that role is inside the tensor: run() checks it.
-SAFE_ROLES = frozenset({"batch", "q_head", "kv_head"})
+# A load indexed by one of these at a dimension of that axis is inside the tensor: run() checks it.
+SAFE_AXES = frozenset({"batch", "q_head", "kv_head"})
 
 _ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "xor": "!="}
@@ -260,10 +260,10 @@ class Block:
     def _load(self, current: Node) -> Text:
         field = self._tensors[str(current.attr)]
         place = None
-        for axis, (arg, role) in enumerate(zip(current.args, field.roles, strict=True)):
-            is_safe = arg.op == "var" and arg.attr == role and role in SAFE_ROLES
-            index = self._clamped(arg, f"p.x_{field.name}_n{axis}", is_safe)
-            term = infix(index, "*", atom(f"p.x_{field.name}_s{axis}"))
+        for dim, (arg, axis) in enumerate(zip(current.args, field.axes, strict=True)):
+            is_safe = arg.op == "var" and arg.attr == axis and axis in SAFE_AXES
+            index = self._clamped(arg, f"p.x_{field.name}_n{dim}", is_safe)
+            term = infix(index, "*", atom(f"p.x_{field.name}_s{dim}"))
             place = term if place is None else infix(place, "+", term)
         text = call("load", atom(f"p.x_{field.name}"), place or number("0"))
         return call("wide", text) if self._wide and current.kind is Kind.INT else text

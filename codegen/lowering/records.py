@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from warploom.codegen.lowering.lower import SAFE_ROLES, Block
+from warploom.codegen.lowering.lower import SAFE_AXES, Block
 from warploom.dsl.types.ir import Node
 from warploom.dsl.types.spec import Record, TensorField, TracedVariant
 
@@ -31,8 +31,8 @@ def record_function(variant: TracedVariant, tensors: Mapping[str, TensorField]) 
     texts = dict(zip(roots, block.compute([*roots, *moving]), strict=False))
     for record in variant.records:
         name = f"p.x_{record.output.name}"
-        places = [f"{texts[i]} * {name}_s{axis}" for axis, i in enumerate(record.place)]
-        inside = [f"is_inside({texts[i]}, {name}_n{axis})" for axis, i in _moving(record).items()]
+        places = [f"{texts[i]} * {name}_s{dim}" for dim, i in enumerate(record.place)]
+        inside = [f"is_inside({texts[i]}, {name}_n{dim})" for dim, i in _moving(record).items()]
         block.finish(f"if ({' & '.join(inside)}) {{", record.source)
         block.finish(f"  write_number({name}, {' + '.join(places)}, {texts[record.value]});")
         block.finish("}")
@@ -48,5 +48,5 @@ def record_function(variant: TracedVariant, tensors: Mapping[str, TensorField]) 
 
 def _moving(record: Record) -> dict[int, Node]:
     """Indices that nobody has checked before, by axis."""
-    roles = enumerate(zip(record.output.roles, record.place, strict=True))
-    return {axis: index for axis, (role, index) in roles if role not in SAFE_ROLES}
+    axes = enumerate(zip(record.output.axes, record.place, strict=True))
+    return {dim: index for dim, (axis, index) in axes if axis not in SAFE_AXES}

@@ -1,4 +1,4 @@
-"""Which sizes a tensor of no roles should have, read off the expressions that index it."""
+"""Which sizes a tensor of no axes should have, read off the expressions that index it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def direct_indices(traced: TracedVariant) -> dict[str, tuple[Indices, ...]]:
     Computed indices are left out: what they need depends on data, and loads clamp them.
     """
     found: dict[str, list[set[str | int]]] = {
-        field.name: [set() for _ in field.roles] for field in traced.tensors
+        field.name: [set() for _ in field.axes] for field in traced.tensors
     }
     for load in walk(*traced.roots):
         if load.op == "load" and load.attr in found:

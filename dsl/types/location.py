@@ -21,7 +21,7 @@ _BOUNDARY = (
 _LIBRARIES = ("numpy", "torch")
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """A point in running code, cheap to take; `source` reads the file."""
 
     code: CodeType
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     line: int
 
 
-def here() -> Place | None:
+def here() -> Location | None:
     """The user's innermost running frame, or None if no functor is running."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -37,23 +37,23 @@ def here() -> Place | None:
         if module in _BOUNDARY:
             return None
         if not _is_machinery(module):
-            return Place(frame.f_code, frame.f_lasti, frame.f_lineno)
+            return Location(frame.f_code, frame.f_lasti, frame.f_lineno)
         frame = frame.f_back
     return None
 
 
-def caller() -> Place | None:
+def caller() -> Location | None:
     """The innermost running frame outside of warploom, for mistakes outside of functors."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if not _is_machinery(module) and not module.startswith(_SHIPPED):
-            return Place(frame.f_code, frame.f_lasti, frame.f_lineno)
+            return Location(frame.f_code, frame.f_lasti, frame.f_lineno)
         frame = frame.f_back
     return None
 
 
-def source(place: Place | None) -> Source | None:
+def source(place: Location | None) -> Source | None:
     """Resolve a place; the column is 0 before Python 3.11, which does not record it."""
     if place is None:
         return None
@@ -61,24 +61,24 @@ def source(place: Place | None) -> Source | None:
     return _source(place.code, line, column)
 
 
-def recursing(error: RecursionError) -> Place | None:
+def recursing(error: RecursionError) -> Location | None:
     """The user's line that an endless recursion passed most often; the last may be any helper's."""
-    found: Counter[Place] = Counter()
+    found: Counter[Location] = Counter()
     step = error.__traceback__
     while step is not None:
         if not _is_machinery(str(step.tb_frame.f_globals.get("__name__", ""))):
-            found[Place(step.tb_frame.f_code, step.tb_lasti, step.tb_lineno)] += 1
+            found[Location(step.tb_frame.f_code, step.tb_lasti, step.tb_lineno)] += 1
         step = step.tb_next
     return found.most_common(1)[0][0] if found else None
 
 
-def raising(error: BaseException) -> Place | None:
+def raising(error: BaseException) -> Location | None:
     """The user's innermost line that an error has passed."""
     found = None
     step = error.__traceback__
     while step is not None:
         if not _is_machinery(str(step.tb_frame.f_globals.get("__name__", ""))):
-            found = Place(step.tb_frame.f_code, step.tb_lasti, step.tb_lineno)
+            found = Location(step.tb_frame.f_code, step.tb_lasti, step.tb_lineno)
         step = step.tb_next
     return found
 
@@ -114,7 +114,7 @@ def line_of(step: dis.Instruction) -> int | None:
     return step.starts_line
 
 
-def reads_attribute(place: Place) -> bool:
+def reads_attribute(place: Location) -> bool:
     """Whether the instruction there is `x.name`; hasattr and getattr are calls."""
     return dis.opname[place.code.co_code[place.instruction]] in ("LOAD_ATTR", "LOAD_METHOD")
 
@@ -125,7 +125,7 @@ def _is_machinery(module: str) -> bool:
     return module.startswith(_OURS) or module.partition(".")[0] in _LIBRARIES
 
 
-def _position(place: Place) -> tuple[int, int]:
+def _position(place: Location) -> tuple[int, int]:
     if sys.version_info < (3, 11):
         return place.line, 0
     found = next(islice(place.code.co_positions(), place.instruction // 2, None), None)

@@ -40,19 +40,19 @@ class TensorField:
     Attributes:
         name: of the field.
         dtype: of its elements.
-        roles: what indexes each dimension (None: anything).
+        axes: what indexes each dimension (None: anything).
         captured: a plain function captured it, so that its sizes follow from how it is indexed.
     """
 
     name: str
     dtype: DType
-    roles: tuple[str | None, ...]
+    axes: tuple[str | None, ...]
     captured: bool = False
 
 
 @dataclass(frozen=True)
 class OutputField(TensorField):
-    """A tensor given at run time that the kernel writes; each dimension has a role."""
+    """A tensor given at run time that the kernel writes; each dimension has an axis."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ UNTRACED: dict[str, str] = {}
 # Names for messages: what a functor may call.
 PUBLIC: list[str] = []
 
-OUTSIDE = "Declare it as a field of the variant: Tensor(dtype, roles) or Scalar(dtype)."
+OUTSIDE = "Declare it as a field of the variant: Tensor(dtype, axes) or Scalar(dtype)."
 AS_TENSOR = "Capture a tensor instead: torch.from_numpy(array), made outside of the function."
 CONCRETE = (
     "A value inside a functor is known only in the kernel. Use warploom's functions "

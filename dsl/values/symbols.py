@@ -54,7 +54,7 @@ class Symbol:
 
     __slots__ = ("node", "place")
 
-    def __init__(self, node: Node, place: location.Place | None = None) -> None:
+    def __init__(self, node: Node, place: location.Location | None = None) -> None:
         self.node = node
         self.place = place
 

@@ -80,8 +80,8 @@ class Captures:
             _refuse_odd(tensor, wish)
             name = self._free_name(wish)
             stored = _stored_type(tensor)
-            roles = getattr(tensor, "roles", (None,) * tensor.ndim)
-            field: Field = CapturedField(stored, roles) if roles else CapturedNumber(stored)
+            axes = getattr(tensor, "axes", (None,) * tensor.ndim)
+            field: Field = CapturedField(stored, axes) if axes else CapturedNumber(stored)
             field.name, field.owner = name, self.owner
             self.fields[name] = field
             self._tensors[name] = tensor

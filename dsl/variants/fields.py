@@ -21,10 +21,10 @@ from warploom.dsl.values.symbols import Value
 from warploom.errors import FieldMisuse, GlobalMutated, NoFunctor, WrongCall, WrongDeclaration
 from warploom.hints import for_several
 
-ROLES = ("batch", "q_head", "kv_head", "q_pos", "kv_pos", "q_row", "q_idx", "lane")
+AXES = ("batch", "q_head", "kv_head", "q_pos", "kv_pos", "q_row", "q_idx", "lane")
 # Dimensions that exactly cover one position. Only that position may index them, so that loads need
 # no clamp.
-EXACT_ROLES = ("batch", "q_head", "kv_head", "lane")
+EXACT_AXES = ("batch", "q_head", "kv_head", "lane")
 # Where an instance keeps the values bound to its fields, and the reading it is under.
 VALUES = "_field_values"
 READING = "_field_reading"
@@ -108,17 +108,17 @@ class Tensor:
 
     Args:
         dtype: "float32", "int32", ... or a torch or NumPy dtype.
-        roles: what each dimension ranges over: "batch", "q_head", "kv_head" and "lane" are indexed
+        axes: what each dimension ranges over: "batch", "q_head", "kv_head" and "lane" are indexed
             by that position only; "q_pos", "kv_pos" (positions in the key sequence), "q_row" and
             "q_idx" (rows of all requests, and of the longest) by any int; None is a dimension of
             any size, indexed by any int.
 
     Raises:
-        FieldMisuse: unknown dtype or role.
+        FieldMisuse: unknown dtype or axis.
         WrongCall: missing or unknown arguments.
     """
 
-    _known_roles: tuple[str | None, ...] = (*ROLES, None)
+    _known_axes: tuple[str | None, ...] = (*AXES, None)
 
     if not TYPE_CHECKING:  # the arguments are those of __init__
 
@@ -130,9 +130,9 @@ class Tensor:
             return super().__new__(cls)
 
     @explained("Tensor('float32', ('q_head', 'kv_pos'))")
-    def __init__(self, dtype: str | DType | Any, roles: tuple[str | None, ...]) -> None:
+    def __init__(self, dtype: str | DType | Any, axes: tuple[str | None, ...]) -> None:
         self.dtype = _dtype(type(self).__name__, dtype)
-        self.roles = _roles(type(self).__name__, roles, self._known_roles)
+        self.axes = _axes(type(self).__name__, axes, self._known_axes)
         self.name = ""
         self.owner = ""
 
@@ -140,20 +140,20 @@ class Tensor:
         self.name, self.owner = name, owner.__name__
 
     def spec(self) -> TensorField:
-        return TensorField(self.name, self.dtype, self.roles)
+        return TensorField(self.name, self.dtype, self.axes)
 
     def accept(self, value: object, owner: str = "") -> object:
         """The value as it is bound; raises FieldMisuse of the owner if it has another rank."""
         shape = getattr(value, "shape", None)
-        axes = ", ".join(str(role or "any") for role in self.roles)
+        axes = ", ".join(str(axis or "any") for axis in self.axes)
         if shape is None:
             reason = f"got {type(value).__name__}; expected an array [{axes}]"
             remedy = f"Give a tensor, such as torch.tensor(..., dtype=torch.{self.dtype.name})."
             raise misuse(owner or self.owner, self.name, reason, remedy)
-        if len(shape) != len(self.roles):
-            reason = f"got shape {tuple(shape)}; expected {len(self.roles)} dimensions [{axes}]"
+        if len(shape) != len(self.axes):
+            reason = f"got shape {tuple(shape)}; expected {len(self.axes)} dimensions [{axes}]"
             remedy = "Add the missing ones with .unsqueeze() or .expand()."
-            if len(shape) > len(self.roles):
+            if len(shape) > len(self.axes):
                 remedy = "Take one of it, or reshape it."
             raise misuse(owner or self.owner, self.name, reason, remedy)
         return value
@@ -243,19 +243,19 @@ def _dtype(owner: str, given: Any) -> DType:
         raise wrong_declaration(owner, "dtype", reason, remedy) from None
 
 
-def _roles(
-    owner: str, roles: tuple[str | None, ...], known: tuple[str | None, ...]
+def _axes(
+    owner: str, axes: tuple[str | None, ...], known: tuple[str | None, ...]
 ) -> tuple[str | None, ...]:
-    if roles is None or isinstance(roles, str):
-        raise wrong_declaration(owner, "roles", f"{roles!r} is no tuple; write ({roles!r},)")
-    if not isinstance(roles, (tuple, list)):
-        reason = f"{roles!r} is no tuple; give one role for each dimension, such as ('q_head',)"
-        raise wrong_declaration(owner, "roles", reason)
-    for role in roles:
-        if role not in known:
+    if axes is None or isinstance(axes, str):
+        raise wrong_declaration(owner, "axes", f"{axes!r} is no tuple; write ({axes!r},)")
+    if not isinstance(axes, (tuple, list)):
+        reason = f"{axes!r} is no tuple; give one axis for each dimension, such as ('q_head',)"
+        raise wrong_declaration(owner, "axes", reason)
+    for axis in axes:
+        if axis not in known:
             expected = ", ".join(str(one) for one in known)
-            raise wrong_declaration(owner, "roles", f"{role!r} is none of {expected}")
-    return tuple(roles)
+            raise wrong_declaration(owner, "axes", f"{axis!r} is none of {expected}")
+    return tuple(axes)
 
 
 def _get(field: Field, instance: Any, default: object) -> Value:

@@ -22,7 +22,7 @@ from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value, as_node, foreign_dtype
 from warploom.dsl.variants.fields import Reading, Tensor, explained, misuse, wrong_declaration
 
-ROLES = ("batch", "q_head", "q_idx", "q_pos", "q_row", "kv_pos")
+AXES = ("batch", "q_head", "q_idx", "q_pos", "q_row", "kv_pos")
 _NAMES = tuple(found.name for found in ATTENTION_DTYPES)
 
 
@@ -35,45 +35,45 @@ class Output(Tensor):
     Args:
         dtype: "float32", "float16" or "bfloat16", or a torch or NumPy dtype; values are float32 and
             rounded once.
-        roles: what each dimension ranges over, in any order: "q_head" and "kv_pos", and the row:
+        axes: what each dimension ranges over, in any order: "q_head" and "kv_pos", and the row:
             "q_row" (over all requests; of dense tensors together with "batch"), or "batch" with
             "q_idx" (within the request) or "q_pos" (in the key sequence).
 
     Raises:
-        WrongDeclaration: another dtype, or roles that do not tell all elements apart.
+        WrongDeclaration: another dtype, or axes that do not tell all elements apart.
         WrongCall: missing or unknown arguments.
     """
 
-    _known_roles = ROLES
+    _known_axes = AXES
 
     @explained("Output('float32', ('batch', 'q_head', 'q_idx', 'kv_pos'))")
-    def __init__(self, dtype: str | Any, roles: tuple[str, ...]) -> None:
-        super().__init__(dtype, roles)
+    def __init__(self, dtype: str | Any, axes: tuple[str, ...]) -> None:
+        super().__init__(dtype, axes)
         if self.dtype.name not in _NAMES:
             reason = f"{self.dtype.name} holds no logits; expected one of {', '.join(_NAMES)}"
             raise wrong_declaration("Output", "dtype", reason)
-        _check_distinct(self.roles)
+        _check_distinct(self.axes)
 
     def spec(self) -> OutputField:
-        return OutputField(self.name, self.dtype, self.roles)
+        return OutputField(self.name, self.dtype, self.axes)
 
     def read(self, reading: Reading) -> Value:
         return reading.output(self.spec())
 
 
-def _check_distinct(roles: tuple[str | None, ...]) -> None:
-    """Refuse roles under which two elements would be written to one place."""
+def _check_distinct(axes: tuple[str | None, ...]) -> None:
+    """Refuse axes under which two elements would be written to one place."""
     reason = None
-    if len(set(roles)) < len(roles):
-        reason = "a role is there twice"
-    elif missing := [role for role in ("q_head", "kv_pos") if role not in roles]:
+    if len(set(axes)) < len(axes):
+        reason = "an axis is there twice"
+    elif missing := [axis for axis in ("q_head", "kv_pos") if axis not in axes]:
         reason = f"{' and '.join(missing)} is missing"
-    elif "q_row" not in roles and not ("batch" in roles and {"q_idx", "q_pos"} & set(roles)):
+    elif "q_row" not in axes and not ("batch" in axes and {"q_idx", "q_pos"} & set(axes)):
         reason = "they do not tell query rows apart: add 'q_row', or 'batch' and 'q_idx'"
     if reason is not None:
         remedy = "Each row, head and key has a place of its own: ('batch', 'q_head', 'q_idx', "
-        reason = f"{roles!r}: {reason}"
-        raise wrong_declaration("Output", "roles", reason, f"{remedy}'kv_pos').")
+        reason = f"{axes!r}: {reason}"
+        raise wrong_declaration("Output", "axes", reason, f"{remedy}'kv_pos').")
 
 
 class Recorder(ReadInParts):
@@ -144,7 +144,7 @@ class SymbolicRecorder(Recorder):
             raise self._no_number("a truth")
         if self._field.name in self._records:
             raise self._twice()
-        place = tuple(as_node(getattr(at, str(role))) for role in self._field.roles)
+        place = tuple(as_node(getattr(at, str(axis))) for axis in self._field.axes)
         made = location.source(location.here())
         as_float = build.to_kind(found, Kind.FLOAT)
         self._records[self._field.name] = Record(self._field, place, as_float, made)
@@ -195,5 +195,5 @@ class ArrayRecorder(Recorder):
             raise self._no_number(f"of type {np.asarray(value).dtype}")
         if self._field.name in self._kept:
             raise self._twice()
-        place = tuple(getattr(at, str(role)) for role in self._field.roles)
+        place = tuple(getattr(at, str(axis)) for axis in self._field.axes)
         self._kept[self._field.name] = Recorded(self._target, place, value)

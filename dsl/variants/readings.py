@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from warploom.dsl.graphs import build
+from warploom.dsl.types.axes import axes_text, check_axes
 from warploom.dsl.types.ir import Kind, Node, var
 from warploom.dsl.types.number_types import SMALL
-from warploom.dsl.types.roles import check_roles, roles_text
 from warploom.dsl.types.spec import CustomFunction, OutputField, Record, ScalarField, TensorField
 from warploom.dsl.values.arrays import Array, clamped, to_numpy
 from warploom.dsl.values.parts import ReadInParts
 from warploom.dsl.values.symbols import Symbol, Value, as_node, wrap
-from warploom.dsl.variants.fields import EXACT_ROLES, as_scalar, misuse
+from warploom.dsl.variants.fields import EXACT_AXES, as_scalar, misuse
 from warploom.dsl.variants.outputs import ArrayRecorder, Recorded, SymbolicRecorder
 from warploom.errors import MissingInput, WrongDType, WrongShape
 
@@ -42,20 +42,20 @@ class SymbolicTensor(_FieldTensor):
 
     def __getitem__(self, index: Value) -> Symbol:
         indices = _indices(self._variant, self._field, index)
-        nodes = tuple(map(self._node, range(len(indices)), indices, self._field.roles))
+        nodes = tuple(map(self._node, range(len(indices)), indices, self._field.axes))
         field = self._field
         loaded = build.make("load", field.dtype.kind, *nodes, attr=field.name)
         return wrap(_as_captured(loaded, field))
 
-    def _node(self, axis: int, index: Value, role: str | None) -> Node:
+    def _node(self, dim: int, index: Value, axis: str | None) -> Node:
         found = as_node(index)
         if found.kind is not Kind.INT:
             raise self._misuse(f"an index is {found.kind.value}, not an int; use to_int(x)")
-        if role in EXACT_ROLES and found is not var(role):
+        if axis in EXACT_AXES and found is not var(axis):
             given = f"at.{found.attr}" if found.op == "var" else "another value"
             raise self._misuse(
-                f"dimension {axis} has the role {role!r} and is indexed by {given}",
-                f"Index it by at.{role} (are the indices swapped?), or declare None.",
+                f"dimension {dim} has the axis {axis!r} and is indexed by {given}",
+                f"Index it by at.{axis} (are the indices swapped?), or declare None.",
             )
         return found
 
@@ -113,7 +113,7 @@ class NumpyReading:
         variant: its name, for messages.
         values: input name -> number, NumPy array or torch tensor.
         array_class: `Array`, or `Array32` for single precision.
-        sizes: length of a tensor's dimension of each role, as far as it is known; heads and lanes
+        sizes: length of a tensor's dimension of each axis, as far as it is known; heads and lanes
             exactly, others at least. The lanes are those of the hook's vector.
     """
 
@@ -146,29 +146,29 @@ class NumpyReading:
         if field.name not in self._tensors:
             value = self._values.get(field.name)
             if value is None:
-                shape = roles_text(field, {})
+                shape = axes_text(field, {})
                 raise self._missing(field.name, f"{field.dtype.name} tensor {shape}")
             values = self._read(value, field)
-            if values.ndim != len(field.roles):
-                wanted = roles_text(field, self.sizes)
+            if values.ndim != len(field.axes):
+                wanted = axes_text(field, self.sizes)
                 raise WrongShape(name=field.name, got=values.shape, expected=wanted)
-            check_roles(field, values.shape, self.sizes)
+            check_axes(field, values.shape, self.sizes)
             self._tensors[field.name] = ArrayTensor(self.variant, field, values)
         return self._tensors[field.name]
 
     def output(self, field: OutputField) -> ArrayRecorder:
         target = self._values.get(field.name)
         if target is None:
-            shape = roles_text(field, {})
+            shape = axes_text(field, {})
             raise self._missing(field.name, f"a {field.dtype.name} tensor {shape} to write")
         got = str(getattr(target, "dtype", type(target).__name__)).rpartition(".")[2]
         if got != field.dtype.name:
             remedy = f"Allocate it with dtype {field.dtype.name}, or declare the Output with {got}."
             raise WrongDType(name=field.name, got=got, expected=field.dtype.name, remedy=remedy)
-        if len(target.shape) != len(field.roles):
-            wanted = roles_text(field, self.sizes)
+        if len(target.shape) != len(field.axes):
+            wanted = axes_text(field, self.sizes)
             raise WrongShape(name=field.name, got=tuple(target.shape), expected=wanted)
-        check_roles(field, tuple(target.shape), self.sizes)
+        check_axes(field, tuple(target.shape), self.sizes)
         return ArrayRecorder(self.variant, field, self.hook, target, self._recorded)
 
     def store_recorded(self, visible: np.ndarray[Any, Any]) -> None:
@@ -197,15 +197,15 @@ class NumpyReading:
 
 def _indexed(field: TensorField) -> str:
     """How a functor reads one element, as the declaration has it."""
-    each = (f"at.{role}" if role else "index" for role in field.roles)
+    each = (f"at.{axis}" if axis else "index" for axis in field.axes)
     return f"self.{field.name}[{', '.join(each)}]"
 
 
 def _indices(variant: str, field: TensorField, index: Value) -> tuple[Value, ...]:
     indices = index if isinstance(index, tuple) else (index,)
-    if len(indices) != len(field.roles):
-        expected = ", ".join(role or "any" for role in field.roles)
-        reason = f"got {len(indices)} indices; it has {len(field.roles)} dimensions ({expected})"
+    if len(indices) != len(field.axes):
+        expected = ", ".join(axis or "any" for axis in field.axes)
+        reason = f"got {len(indices)} indices; it has {len(field.axes)} dimensions ({expected})"
         raise misuse(variant, field.name, reason, f"Write {_indexed(field)}.")
     for each in indices:
         if isinstance(each, slice) or each is None or each is Ellipsis:

@@ -127,7 +127,7 @@ class Variant:
     # --- what the engine asks
 
     def check_lengths(self, known: Mapping[str, Any], q_lens: Any, kv_lens: Any) -> None:
-        """Refuse tensors that do not fit a batch, where roles cannot say which size they must have.
+        """Refuse tensors that do not fit a batch, where axes cannot say which size they must have.
 
         `plan` and `attention` call it; by default everything fits.
 

@@ -29,7 +29,7 @@ Declared = TypeVar("Declared", bound=KVFormat)
 
 
 @dataclass(frozen=True)
-class Part:
+class OracleSegment:
     """Rows of a request that share a list of keys, as the oracle is told.
 
     Attributes:
@@ -85,13 +85,13 @@ class Stored:
     Attributes:
         k, v: float32; NaN where nobody's token lies.
         plan: arguments of `plan` but for `qo_indptr`.
-        parts: of each request.
+        segments: of each request.
     """
 
     k: Floats
     v: Floats
     plan: dict[str, Any]
-    parts: list[list[Part]]
+    segments: list[list[OracleSegment]]
 
 
 class Format(ABC, Generic[Declared]):
@@ -234,8 +234,8 @@ class Affine(Format[Declared]):
         return place, (np.full_like(place, segment["kv_block"]), place + int(segment["kv_row"]))
 
 
-def whole_requests(drawn: Drawn) -> list[list[Part]]:
-    """Parts of requests whose rows all have all keys listed, in the order of their positions."""
+def whole_requests(drawn: Drawn) -> list[list[OracleSegment]]:
+    """Segments of requests whose rows all have all keys listed, in the order of their positions."""
     places = [np.arange(n) for n in drawn.lengths]
     pairs = zip(drawn.q_lens, places, strict=True)
-    return [[Part(slice(0, rows), place, place, len(place))] for rows, place in pairs]
+    return [[OracleSegment(slice(0, rows), place, place, len(place))] for rows, place in pairs]

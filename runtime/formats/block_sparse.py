@@ -8,7 +8,7 @@ import numpy as np
 
 from warploom.dsl.types.formats import BlockSparse as Declared
 from warploom.errors import ArgumentError, IndexOutOfRange
-from warploom.runtime.formats.base import Arguments, Drawn, Format, Ints, Part, Stored
+from warploom.runtime.formats.base import Arguments, Drawn, Format, Ints, OracleSegment, Stored
 from warploom.runtime.formats.batch import Arrays, HostBatch
 from warploom.runtime.formats.lists import (
     Int32s,
@@ -74,22 +74,23 @@ class BlockSparse(Format[Declared]):
 
     def store(self, drawn: Drawn) -> Stored:
         rows, columns = self.declared.block
-        parts: list[list[Part]] = []
+        segments: list[list[OracleSegment]] = []
         lists: list[Ints] = []
         for q_len, kv_len in zip(drawn.q_lens, drawn.lengths, strict=True):
             own = []
             for start in range(0, q_len, rows):
                 lists.append(np.flatnonzero(drawn.rng.random(-(-kv_len // columns)) < 0.6))
                 keys = np.flatnonzero(np.isin(np.arange(kv_len) // columns, lists[-1]))
-                own.append(Part(slice(start, min(start + rows, q_len)), keys, keys, kv_len))
+                own_rows = slice(start, min(start + rows, q_len))
+                own.append(OracleSegment(own_rows, keys, keys, kv_len))
             nothing = np.arange(0)
-            parts.append(own or [Part(slice(0, 0), nothing, nothing, kv_len)])
+            segments.append(own or [OracleSegment(slice(0, 0), nothing, nothing, kv_len)])
         plan = {
             "kv_indptr": as_indptr([len(row) for row in lists]),
             "kv_indices": np.concatenate([np.zeros(0), *lists]).astype(np.int32),
             "kv_lens": np.array(drawn.lengths, np.int32),
         }
-        return Stored(np.concatenate(drawn.k), np.concatenate(drawn.v), plan, parts)
+        return Stored(np.concatenate(drawn.k), np.concatenate(drawn.v), plan, segments)
 
 
 def _checked_lengths(kv_lens: Any, requests: int) -> Int32s:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from warploom.dsl.types.formats import Paged as Declared
-from warploom.errors import ForbiddenUnderCapture, IndexOutOfRange
+from warploom.errors import IndexOutOfRange
+from warploom.runtime.devices.graph import is_capturing
 from warploom.runtime.formats.base import Arguments, Drawn, Format, Ints, Stored, whole_requests
 from warploom.runtime.formats.batch import Arrays, Batch, HostBatch, Measured
 from warploom.runtime.formats.lists import (
@@ -22,9 +24,6 @@ from warploom.runtime.formats.lists import (
     segments_of,
 )
 from warploom.scheduler.model.bounds import Bounds
-
-if TYPE_CHECKING:
-    import torch
 
 AnyPaged = TypeVar("AnyPaged", bound=Declared)
 
@@ -120,14 +119,16 @@ class Paged(Pages[Declared]):
 
 
 def _place_of_largest(batch: Batch) -> int | str:
-    """Of the largest page number in the list, which may lie on the device alone."""
-    try:
-        if isinstance(batch, HostBatch):
-            return int(batch.indices.argmax())
-        assert isinstance(batch, Measured)  # a device's batch asks for no pages
-        return int(block_list(batch.lengths.kept[3], batch.sizes.num_blocks, "").argmax())
-    except ForbiddenUnderCapture:  # reading it would end the capture, and hide what is wrong
-        return "..."
+    """Of the largest page number in the list, as far as it can be told."""
+    if isinstance(batch, HostBatch):
+        return int(batch.indices.argmax())
+    assert isinstance(batch, Measured)  # a device's batch asks for no pages
+    listed = batch.lengths.kept[3]
+    if isinstance(listed, torch.Tensor) and is_capturing(listed.device):
+        return "..."  # reading it would end the capture, and hide what is wrong
+    pages = block_list(listed, batch.sizes.num_blocks, "")
+    at = int(pages.argmax())
+    return at if pages[at] == batch.kv_extent - 1 else "..."  # the caller has changed them
 
 
 def _page_list(kv_indices: Any, needed: int, name: str) -> Int32s:

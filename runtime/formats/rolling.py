@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from warploom.dsl.types.formats import Rolling as Declared
-from warploom.runtime.formats.base import Arguments, Drawn, Format, Ints, Part, Stored
+from warploom.runtime.formats.base import Arguments, Drawn, Format, Ints, OracleSegment, Stored
 from warploom.runtime.formats.batch import Arrays, Batch, HostBatch
 from warploom.runtime.formats.lists import Int32s, as_indptr, as_int32, indptr, segments_of
 from warploom.scheduler.model.bounds import Bounds
@@ -77,7 +77,7 @@ class Rolling(Format[Declared]):
         pair, lengths = (drawn.k, drawn.v), drawn.lengths
         shape = len(lengths) + 1, self.declared.slots
         caches = [np.full((*shape, *x[0].shape[1:]), np.nan, np.float32) for x in pair]
-        parts = []
+        segments = []
         for request, (rows, length) in enumerate(zip(drawn.q_lens, lengths, strict=True)):
             owner = np.full(self.declared.slots, -1)
             for position in range(length):
@@ -88,5 +88,5 @@ class Rolling(Format[Declared]):
             kept = np.sort(owner[owner >= 0])
             is_true = self.declared.column_positions
             kv_pos, kv_len = (kept, length) if is_true else (np.arange(len(kept)), len(kept))
-            parts.append([Part(slice(0, rows), kept, kv_pos, kv_len)])
-        return Stored(caches[0], caches[1], {"kv_indptr": as_indptr(lengths)}, parts)
+            segments.append([OracleSegment(slice(0, rows), kept, kv_pos, kv_len)])
+        return Stored(caches[0], caches[1], {"kv_indptr": as_indptr(lengths)}, segments)

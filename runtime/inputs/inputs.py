@@ -10,8 +10,8 @@ import torch
 
 from warploom.dsl.graphs import rotations
 from warploom.dsl.graphs.loads import direct_indices
+from warploom.dsl.types.axes import axes_text, check_axes
 from warploom.dsl.types.ir import walk
-from warploom.dsl.types.roles import check_roles, roles_text
 from warploom.dsl.types.spec import TensorField, TracedVariant
 from warploom.errors import (
     FrozenByGraph,
@@ -25,10 +25,10 @@ from warploom.errors import (
 from warploom.runtime.devices.params import Members, write_array
 from warploom.runtime.formats.batch import Batch
 from warploom.runtime.inputs.args import Geometry
+from warploom.runtime.inputs.axes import axis_sizes, check_captured, lane_sizes, reserved_sizes
 from warploom.runtime.inputs.missing import missing_input, read_values, unknown_input
 from warploom.runtime.inputs.offer import NOTHING, Offer, OfferedTensor
 from warploom.runtime.inputs.outputs import as_given, check_rows_apart, given_to_run, type_remedy
-from warploom.runtime.inputs.roles import check_captured, lane_sizes, reserved_sizes, role_sizes
 from warploom.runtime.inputs.values import (
     Number,
     as_input,
@@ -189,7 +189,7 @@ class Inputs:
         """Of the batch; worked out where a tensor is checked."""
         if self._batch_sizes is None:
             batch = self._batch
-            self._batch_sizes = {} if batch is None else role_sizes(self._geometry, batch)
+            self._batch_sizes = {} if batch is None else axis_sizes(self._geometry, batch)
         return self._batch_sizes
 
     def fix(self, names: frozenset[str]) -> None:
@@ -343,7 +343,7 @@ class Inputs:
         own = self._own.get(field.name)
         shape = tuple(max(size, 1) for size in tensor.shape)
         if self._frozen:
-            reserved = [self._reserved.get(role or "", 0) for role in field.roles]
+            reserved = [self._reserved.get(axis or "", 0) for axis in field.axes]
             held = reserved if own is None else own.shape
             shape = tuple(max(size) for size in zip(shape, held, strict=True))
         if own is None or own.shape != shape:
@@ -370,14 +370,14 @@ class Inputs:
             )
         if tensor.device != device:
             raise WrongDevice(name=field.name, got=str(tensor.device), expected=str(device))
-        if tensor.dim() != len(field.roles):
+        if tensor.dim() != len(field.axes):
             raise WrongShape(
-                name=field.name, got=tuple(tensor.shape), expected=roles_text(field, {})
+                name=field.name, got=tuple(tensor.shape), expected=axes_text(field, {})
             )
 
     def _check_sizes(self, field: TensorField, shape: tuple[int, ...]) -> None:
         sizes = self._sizes | self._lanes.get(field.name, {})
-        check_roles(field, shape, sizes)
+        check_axes(field, shape, sizes)
         check_rows_apart(field, self._geometry, self._batch)
         if field.captured:  # a declared None is any size
             check_captured(field, shape, self._direct[field.name], sizes)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from warploom.dsl.types.roles import roles_text
+from warploom.dsl.types.axes import axes_text
 from warploom.dsl.types.spec import TracedVariant
 from warploom.errors import MissingInput, UnknownInput, WrongCall
 from warploom.hints import hint
@@ -69,7 +69,7 @@ def missing_input(
     """The error for a field without a value; sizes of its axes as far as they are known."""
     kinds = {field.name: f"{field.dtype.name} number" for field in traced.scalars}
     for field in traced.tensors:
-        kinds[field.name] = f"{field.dtype.name} tensor {roles_text(field, sizes or {})}"
+        kinds[field.name] = f"{field.dtype.name} tensor {axes_text(field, sizes or {})}"
     return MissingInput(variant=traced.name, name=name, expected=kinds[name])
 
 

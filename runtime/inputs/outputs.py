@@ -51,7 +51,7 @@ def type_remedy(field: TensorField, variant: str, got: torch.dtype) -> str:
         f"Allocate it with dtype={expected}" if is_output else f"Convert it with .to({expected})"
     )
     is_mask = got is torch.bool and field.dtype.name == "uint8"  # a byte may hold eight bools
-    if is_mask and field.roles == (None,) and not is_output:  # as shipped: eight bits each
+    if is_mask and field.axes == (None,) and not is_output:  # as shipped: eight bits each
         return "Pack a mask with wl.pack_masks."
     if is_mask and not is_output:
         return f"Pack a mask with wl.pack_masks. Where each entry is a number: {change}."
@@ -59,12 +59,12 @@ def type_remedy(field: TensorField, variant: str, got: torch.dtype) -> str:
 
 
 def check_rows_apart(field: TensorField, geometry: Geometry, batch: Batch | None) -> None:
-    """Raise ArgumentError for an output whose roles do not tell rows of dense requests apart."""
-    if not isinstance(field, OutputField) or "batch" in field.roles or batch is None:
+    """Raise ArgumentError for an output whose axes do not tell rows of dense requests apart."""
+    if not isinstance(field, OutputField) or "batch" in field.axes or batch is None:
         return
     if geometry.batched and batch.num_requests > 1:
         reason = "has no 'batch' dimension, and of dense tensors q_row counts each request's rows"
-        raise ArgumentError(name=field.name, reason=f"{reason}; add the role 'batch'")
+        raise ArgumentError(name=field.name, reason=f"{reason}; add the axis 'batch'")
 
 
 def check_recorded_apart(

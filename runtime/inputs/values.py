@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from warploom.dsl.types.axes import axes_text
 from warploom.dsl.types.ir import Kind
-from warploom.dsl.types.roles import roles_text
 from warploom.dsl.types.spec import ScalarField, TensorField
 from warploom.dsl.variants.capture import writes
 from warploom.errors import ArgumentError, WarploomError, WrongDType, WrongShape
@@ -98,7 +98,7 @@ def extended(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 def refuse_none(field: TensorField, value: Any) -> None:
     """Raise ArgumentError for a tensor given as None, which as a default means that none is."""
     if value is None:
-        kind = f"{field.dtype.name} tensor {roles_text(field, {})}"
+        kind = f"{field.dtype.name} tensor {axes_text(field, {})}"
         raise ArgumentError(name=field.name, reason=f"is None; the variant reads it: give a {kind}")
 
 

@@ -15,8 +15,8 @@ from warploom.runtime.formats import format_of
 from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
-from warploom.runtime.strategies.places import Places, Site
 from warploom.runtime.strategies.planner_params import PlannerParams
+from warploom.runtime.strategies.size_classes import Site, SizeClasses
 from warploom.runtime.strategies.strategy import Planned
 from warploom.runtime.tensors.index_arrays import is_index_tensor
 from warploom.scheduler.model.layout import c_structs
@@ -31,8 +31,8 @@ _ITEMS, _BLOCKS = 32, 2048  # of a team, with which it is as fast as with fewer
 class DeviceStrategy:
     """Takes lengths that lie on the device, where bounds stand for them and tiles are few."""
 
-    def __init__(self, places: Places) -> None:
-        self._places, self._rules = places, places.rules
+    def __init__(self, classes: SizeClasses) -> None:
+        self._classes, self._rules = classes, classes.rules
         options = self._rules.options
         stored = format_of(self._rules.spec.kv_format)
         is_cuda = self._rules.device.type == "cuda" and stored.plans_on_device
@@ -76,18 +76,18 @@ class DeviceStrategy:
         """
         if not isinstance(batch, OnDevice):
             return None
-        place = self._places.of(batch, choice)
-        assert place.lists is None  # `read` has asked
-        if not place.site.is_counted:
+        size_class = self._classes.of(batch, choice)
+        assert size_class.lists is None  # `read` has asked
+        if not size_class.site.is_counted:
             reason = "allow more work than the device's planner counts; declare smaller ones"
             raise ArgumentError(name="bounds", reason=f"{reason}, or give the lengths on the host")
-        workspace = self._places.memory.workspace
-        workspace.fit(place.size)
-        planner = self._planner(place.site)
-        planner.write(batch, inputs, place.site, workspace.address("plan"))
+        workspace = self._classes.memory.workspace
+        workspace.fit(size_class.size)
+        planner = self._planner(size_class.site)
+        planner.write(batch, inputs, size_class.site, workspace.address("plan"))
         planner.params.set("votes", workspace.address("votes"))
         planner.launch(torch.cuda.current_stream(self._rules.device).cuda_stream)
-        return self._places.planned(batch, place, inputs, "the device")
+        return self._classes.planned(batch, size_class, inputs, "the device")
 
     def _planner(self, site: Site) -> DevicePlanner:
         rules, device = self._rules, self._rules.device
@@ -111,7 +111,7 @@ class DeviceStrategy:
 def grid_of(site: Site, num_kv_heads: int) -> tuple[int, int]:
     """Threads of a team, and teams, of the planner of a site's largest batch."""
     # A thread for each tile and each boundary; more only wait for one another.
-    wanted = max(site.max_tiles, OPTIONS * (site.columns + 1), 128)
+    wanted = max(site.max_tiles, OPTIONS * (site.slices + 1), 128)
     threads = min(_MOST_THREADS, -(-wanted // 128) * 128)
     items, blocks = site.max_tiles * num_kv_heads, site.room.bounds.max_blocks
     teams = max(-(-items // _ITEMS), -(-blocks // _BLOCKS), 1)

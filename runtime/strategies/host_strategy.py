@@ -23,8 +23,8 @@ from warploom.runtime.formats.batch import Batch, Measured, RoleSizes, RoleTiles
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.planning.rules import may_be_longest_first
 from warploom.runtime.planning.visibility import Heads
-from warploom.runtime.strategies.places import Places, Site
 from warploom.runtime.strategies.planner_params import PlannerParams
+from warploom.runtime.strategies.size_classes import Site, SizeClasses
 from warploom.runtime.strategies.strategy import Planned
 from warploom.runtime.tensors.index_arrays import IndexArrays, IndexReader
 from warploom.scheduler.model.bounds import INT32_MAX, Bounds
@@ -38,10 +38,10 @@ _ROLE_TILES = struct.Struct("=2q")  # warploom::RoleTiles
 class HostStrategy:
     """Plans what it has measured, if the mask's inputs are known."""
 
-    def __init__(self, places: Places) -> None:
-        rules = places.rules
+    def __init__(self, classes: SizeClasses) -> None:
+        rules = classes.rules
         options = rules.options
-        self._places = places
+        self._classes = classes
         self._may_be = options.may_plan_natively
         self._planners: dict[tuple[bool, bool], HostPlanner | None] = {}
         self._last: HostPlanner | None = None  # measures, too: the next batch mostly is alike
@@ -49,7 +49,7 @@ class HostStrategy:
     def _found(self) -> HostPlanner | None:
         """A planner, made when first needed; None where there is no compiler."""
         if self._last is None and self._may_be:
-            self._last = self._of(self._places.rules.always_has_roles, longest_first=False)
+            self._last = self._of(self._classes.rules.always_has_roles, longest_first=False)
             self._may_be = self._last is not None
         return self._last
 
@@ -61,7 +61,7 @@ class HostStrategy:
         return self._planners[kind]
 
     def _made(self, has_roles: bool, longest_first: bool) -> HostPlanner | None:
-        rules = self._places.rules
+        rules = self._classes.rules
         spec = rules.spec
         try:
             return HostPlanner(spec.variant, spec.kv_format, rules.heads, has_roles, longest_first)
@@ -70,7 +70,7 @@ class HostStrategy:
             return None
 
     def prepare(self) -> None:
-        rules = self._places.rules
+        rules = self._classes.rules
         if self._found() is None:
             return
         if rules.mixes is not None:
@@ -83,7 +83,7 @@ class HostStrategy:
         planner = self._last or self._found()
         if planner is None or given.kv_lens is not None:
             return None
-        return planner.measure(given, self._places.rules.options.bounds)
+        return planner.measure(given, self._classes.rules.options.bounds)
 
     def count(self, batch: Batch, inputs: Inputs, sizes: RoleSizes) -> RoleTiles | None:
         """Key tiles of both roles of the batch that was measured last; None: NumPy must count."""
@@ -92,29 +92,29 @@ class HostStrategy:
         return self._last.count(batch.lengths, inputs, sizes)
 
     def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned | None:
-        places, memory, last = self._places, self._places.memory, self._last
+        classes, memory, last = self._classes, self._classes.memory, self._last
         if last is None or not isinstance(batch, Measured) or not last.knows(inputs):
             return None
-        place = places.of(batch, choice)
-        if not place.site.is_counted:
+        size_class = classes.of(batch, choice)
+        if not size_class.site.is_counted:
             return None
-        planner = self._of(place.has_roles, place.lists is not None)
+        planner = self._of(size_class.has_roles, size_class.lists is not None)
         if planner is None:
             return None
         if planner is not last:
             last.release()
             self._last = planner
-        planner.take(batch.lengths, places.rules.options.bounds)
-        memory.workspace.fit(place.size)
+        planner.take(batch.lengths, classes.rules.options.bounds)
+        memory.workspace.fit(size_class.size)
         target, count = memory.workspace.plan_ints, batch.sizes.num_blocks
-        used = place.site.room.offsets["indices"] + count
+        used = size_class.site.room.offsets["indices"] + count
         stage = memory.upload.stage(target)
         if count and not batch.lengths.addresses[3]:  # page numbers on the device stay there
             used -= count
             memory.upload.append(batch.lengths.kept[3], used, count)
-        planner.plan(inputs, place.site, stage.address)
+        planner.plan(inputs, size_class.site, stage.address)
         memory.upload.send(used)
-        return places.planned(batch, place, inputs, "the host, natively")
+        return classes.planned(batch, size_class, inputs, "the host, natively")
 
 
 class HostPlanner:

@@ -36,7 +36,7 @@ from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.strategies.device_strategy import DeviceStrategy
 from warploom.runtime.strategies.host_strategy import HostStrategy
 from warploom.runtime.strategies.numpy_strategy import NumpyStrategy
-from warploom.runtime.strategies.places import Places
+from warploom.runtime.strategies.size_classes import SizeClasses
 from warploom.runtime.strategies.strategy import Planned, Strategy
 from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.layout import HEADER, Records
@@ -68,9 +68,9 @@ class Planner:
         self.verifies = verify_plans()
         self._kernels, self._device = kernels, device
         self._memory = memory = PlanMemory(workspace, params, rules, device)
-        self._places = places = Places(rules, kernels, memory)
+        self._classes = classes = SizeClasses(rules, kernels, memory)
         self._numpy = NumpyStrategy(rules, kernels, memory)
-        self._strategies = DeviceStrategy(places), HostStrategy(places), self._numpy
+        self._strategies = DeviceStrategy(classes), HostStrategy(classes), self._numpy
 
     def read(self, given: Arguments) -> Batch:
         """Check the arguments of `plan` and bring them into the form that suits them best.
@@ -124,7 +124,7 @@ class Planner:
         if is_capturing(self._device):
             return
         if planned.is_native:
-            self._places.verify(planned, inputs)
+            self._classes.verify(planned, inputs)
         else:
             self._numpy.verify(planned)
 

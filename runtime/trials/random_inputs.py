@@ -16,7 +16,7 @@ from warploom.dsl.types.spec import OutputField, TensorField
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import MissingInput
 from warploom.runtime.declaring.structure import traced_once
-from warploom.runtime.inputs.roles import lane_sizes
+from warploom.runtime.inputs.axes import lane_sizes
 from warploom.runtime.inputs.values import as_input, extended
 from warploom.runtime.trials.case import Case
 
@@ -24,12 +24,12 @@ from warploom.runtime.trials.case import Case
 def random_inputs(
     variant: Variant, case: Case, rng: np.random.Generator, given: set[str]
 ) -> dict[str, Any]:
-    """Values for fields that are read and not given: tensors of the sizes that their roles ask for.
+    """Values for fields that are read and not given: tensors of the sizes that their axes ask for.
 
     Outputs are NaN everywhere. Bound scalars keep their value. Bound tensors with a dimension of no
-    role keep theirs, repeated or cut to the heads, lanes and lengths of the batch; those that a
+    axis keep theirs, repeated or cut to the heads, lanes and lengths of the batch; those that a
     plain function captured are continued with their last entries to its lengths. A dimension of no
-    role that a position indexes as it is gets that position's length.
+    axis that a position indexes as it is gets that position's length.
 
     Raises:
         MissingInput: the size of an unbound tensor is unknown.
@@ -43,18 +43,18 @@ def random_inputs(
         if tensor.name in given:
             continue
         sizes = {**_sizes(case), **lanes.get(tensor.name, {})}
-        if tensor.name in bound and None in tensor.roles and not tensor.captured:
+        if tensor.name in bound and None in tensor.axes and not tensor.captured:
             values[tensor.name] = _fitted(tensor, bound[tensor.name], sizes)
             continue
         least = needed_sizes(direct[tensor.name], sizes)
         if tensor.captured:
             values[tensor.name] = extended(as_input(tensor, bound[tensor.name]), least)
             continue
-        roles = zip(tensor.roles, least, strict=True)
-        shape = tuple(size if role is None else sizes[role] for role, size in roles)
-        for axis, size in enumerate(shape):
-            if tensor.roles[axis] is None and size == 0:
-                raise _unknown_size(variant, tensor, axis)
+        axes = zip(tensor.axes, least, strict=True)
+        shape = tuple(size if axis is None else sizes[axis] for axis, size in axes)
+        for dim, size in enumerate(shape):
+            if tensor.axes[dim] is None and size == 0:
+                raise _unknown_size(variant, tensor, dim)
         values[tensor.name] = _random_tensor(tensor, shape, case, rng)
     for scalar in traced.scalars:
         if scalar.name not in (*given, *bound) and scalar.default is None:
@@ -63,21 +63,21 @@ def random_inputs(
 
 
 def _fitted(field: TensorField, bound: Any, sizes: Mapping[str, int]) -> torch.Tensor:
-    """A bound tensor for a batch of other sizes: its entries, over and over along each role."""
+    """A bound tensor for a batch of other sizes: its entries, over and over along each axis."""
     tensor = as_input(field, bound)
-    for axis, role in enumerate(field.roles):
-        have = tensor.shape[axis]
-        if role is not None and have not in (0, sizes[role]):
-            index = torch.arange(sizes[role], device=tensor.device) % have
-            tensor = tensor.index_select(axis, index)
+    for dim, axis in enumerate(field.axes):
+        have = tensor.shape[dim]
+        if axis is not None and have not in (0, sizes[axis]):
+            index = torch.arange(sizes[axis], device=tensor.device) % have
+            tensor = tensor.index_select(dim, index)
     return tensor
 
 
-def _unknown_size(variant: Variant, field: TensorField, axis: int) -> MissingInput:
+def _unknown_size(variant: Variant, field: TensorField, dim: int) -> MissingInput:
     return MissingInput(
         variant=variant.name,
         name=field.name,
-        expected=f"of {field.dtype.name}: axis {axis} has no role and a computed index, so its "
+        expected=f"of {field.dtype.name}: dimension {dim} has no axis and a computed index, so its "
         f"size is unknown; give check() inputs=lambda case, rng: {{{field.name!r}: ...}}, or bind "
         "a tensor when the variant is made",
     )
@@ -93,7 +93,7 @@ def _random_tensor(
 
 
 def _sizes(case: Case) -> dict[str, int]:
-    """Length of a dimension of each role."""
+    """Length of a dimension of each axis."""
     longest = max((*case.kv_lens, 1))
     return {
         "batch": len(case.q_lens),

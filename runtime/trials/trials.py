@@ -13,7 +13,7 @@ from warploom.dsl.reference import naive_attention, reference_attention
 from warploom.dsl.types.rounding import ATOL, SPACING, rounder, tolerance
 from warploom.dsl.variants.variant import Variant
 from warploom.runtime.formats import format_of
-from warploom.runtime.formats.base import Drawn, Part
+from warploom.runtime.formats.base import Drawn, OracleSegment
 from warploom.runtime.formats.lists import as_indptr
 from warploom.runtime.inputs.aux_outputs import AuxRequest
 from warploom.runtime.inputs.outputs import recorded_by
@@ -61,7 +61,7 @@ class Trial:
         self._format = format_of(case.setup.kv_format)
         stored = self._format.store(Drawn(self.rng, case.q_lens, self.k, self.v))
         self.plan = {"qo_indptr": self.qo_indptr, **stored.plan}
-        self._parts: list[list[Part]] = stored.parts
+        self._segments: list[list[OracleSegment]] = stored.segments
         self.stored = [self._laid_out(x) for x in (stored.k, stored.v)]
 
     def run(self) -> tuple[list[_Floats], ...]:
@@ -110,17 +110,17 @@ class Trial:
     def _expected(self, i: int) -> Expected:
         first_row = 0 if self._format.batched else int(self.qo_indptr[i])
         results = []
-        for part in self._parts[i]:
+        for segment in self._segments[i]:
             request = {
                 "batch": i,
                 "inputs": self.inputs,
-                "first_q_idx": part.rows.start,
-                "first_q_row": part.rows.start + first_row,
+                "first_q_idx": segment.rows.start,
+                "first_q_row": segment.rows.start + first_row,
                 "q_len": self.case.q_lens[i],
-                "kv_len": part.kv_len,
-                "kv_positions": part.kv_pos,
+                "kv_len": segment.kv_len,
+                "kv_positions": segment.kv_pos,
             }
-            tensors = (self.q[i][part.rows], self.k[i][part.keys], self.v[i][part.keys])
+            tensors = (self.q[i][segment.rows], self.k[i][segment.keys], self.v[i][segment.keys])
             tops = np.zeros((2, *tensors[0].shape[:2]))
             exact = reference_attention(self.variant, *tensors, max_scores=tops[0], **request)
             request["inputs"] = {**self.inputs, **self._naive_recorded}

@@ -13,7 +13,7 @@ from warploom.dsl.reference import reference_attention
 from warploom.dsl.variants.variant import Variant
 from warploom.runtime.formats.batch import Batch, HostBatch
 from warploom.runtime.inputs.args import Geometry, check_key_values, check_query
-from warploom.runtime.inputs.roles import role_sizes
+from warploom.runtime.inputs.axes import axis_sizes
 
 _Rows = np.ndarray[Any, Any]
 
@@ -24,11 +24,11 @@ def unread_values(
     """Zeros for fields that no result depends on, which functors may ask for all the same."""
     if not names:
         return {}
-    sizes = {**role_sizes(geometry, batch), "lane": geometry.head_dim_qk}
+    sizes = {**axis_sizes(geometry, batch), "lane": geometry.head_dim_qk}
     fields, found = variant.fields(), dict[str, Any]()
     for name in names:
-        roles = getattr(fields[name], "roles", ())
-        found[name] = np.zeros([sizes.get(role, 1) for role in roles])
+        axes = getattr(fields[name], "axes", ())
+        found[name] = np.zeros([sizes.get(axis, 1) for axis in axes])
     return found
 
 

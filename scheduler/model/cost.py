@@ -62,7 +62,7 @@ class CostModel:
         return cls(fixed // unit, BETA * keys // unit, grain, BETA * PARTIAL // unit)
 
     @property
-    def least_part(self) -> int:
+    def least_slice(self) -> int:
         """Least mean load of a Stream-K partition: each end of a part may move by half a grain."""
         return 2 * self.per_tile * self.grain
 

@@ -25,7 +25,7 @@ ROUNDS = 4  # of whole prefills, at most: the first for CTAs of their own, the o
 # The role of each num_ctas lists of a plan: those that CTAs have for their own, which any CTA
 # claims (rounds, then long and short ends; or whole prefills), and which decoding ones do.
 ROLE_OF_LISTS = (0, 1, *(0,) * (ROUNDS - 1 + 2), 1, 1)
-COLUMNS = (ROUNDS + 2, 3)  # parts of each role's lines for each CTA, at most
+SLICES = (ROUNDS + 2, 3)  # of each role's lines for each CTA, at most
 SHARED_PREFILLS, SHARED_DECODES = 2, len(ROLE_OF_LISTS) - 2  # where these begin
 
 # On an H200 a piece of a prefill costs about 10 us, to open, to write as a partial result and to
@@ -127,7 +127,7 @@ class RolePrices:
             model: of its tile.
             keys: of its tile.
         """
-        return max(model.least_part, model.per_tile * -(-self.claim // keys))
+        return max(model.least_slice, model.per_tile * -(-self.claim // keys))
 
     def cut_tiles(self, keys: int) -> int:
         """`shortest_cut` in tiles of so many keys."""

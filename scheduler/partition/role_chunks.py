@@ -17,24 +17,24 @@ import numpy as np
 
 from warploom.scheduler.model.layout import Ints
 from warploom.scheduler.model.problem import Problem, WorkList
-from warploom.scheduler.model.roles import COLUMNS
+from warploom.scheduler.model.roles import SLICES
 from warploom.scheduler.partition.balance import assign
 from warploom.scheduler.partition.fixed import Chunks
-from warploom.scheduler.partition.role_lists import SHARED, Share, in_lists
+from warploom.scheduler.partition.role_lists import SHARED, RoleLists, in_lists
 from warploom.scheduler.partition.stream_k import Pieces
 
 
 def build(problem: Problem) -> WorkList:
     """Plans one batch."""
     assert problem.prices is not None  # checked with the roles
-    prefill, decode = (Chunks.of(part) for part in problem.by_role())
+    prefill, decode = (Chunks.of(own) for own in problem.by_role())
     prefill_ctas, decode_ctas = _ctas(problem, (prefill, decode))
     # As in `role_lists` a single CTA shares nothing, and decodes are shared beside prefills alone.
-    columns = COLUMNS[0] - 1 if problem.active_ctas > 1 else 0
-    prefills = _share(prefill, prefill_ctas, columns * prefill_ctas, 1)
-    columns = COLUMNS[1] - 1 if prefill_ctas and decode_ctas > 1 else 0
+    shared = SLICES[0] - 1 if problem.active_ctas > 1 else 0
+    prefills = _lists(prefill, prefill_ctas, shared * prefill_ctas, 1)
+    shared = SLICES[1] - 1 if prefill_ctas and decode_ctas > 1 else 0
     least = problem.prices.least_claim(decode.problem.cost_model, decode.problem.keys)
-    decodes = _share(decode, decode_ctas, columns * decode_ctas, least)
+    decodes = _lists(decode, decode_ctas, shared * decode_ctas, least)
     return in_lists(problem, prefills, decodes)
 
 
@@ -49,7 +49,7 @@ def _ctas(problem: Problem, roles: Sequence[Chunks]) -> tuple[int, int]:
     return min(prefill, counts[0]), min(decode, counts[1])
 
 
-def _share(chunks: Chunks, ctas: int, room: int, least: int) -> Share:
+def _lists(chunks: Chunks, ctas: int, room: int, least: int) -> RoleLists:
     """The chunks of a role on so many CTAs.
 
     Args:
@@ -59,13 +59,13 @@ def _share(chunks: Chunks, ctas: int, room: int, least: int) -> Share:
         least: mean cost of a shared list, at least.
     """
     if ctas == 0:
-        return Share(Pieces.none(), 0, 0)
+        return RoleLists(Pieces.none(), 0, 0)
     items, merges, cost = chunks.items(ctas)
     late, lists = _late(cost, ctas, room, least)
     early = len(cost) - late
     own, _ = assign(cost[:early], ctas)
     behind = ctas + np.arange(late) * lists // max(1, late)
-    return Share(Pieces(items, merges, np.concatenate((own, behind)), cost), ctas, lists)
+    return RoleLists(Pieces(items, merges, np.concatenate((own, behind)), cost), ctas, lists)
 
 
 def _late(cost: Ints, ctas: int, room: int, least: int) -> tuple[int, int]:

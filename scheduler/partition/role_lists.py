@@ -31,10 +31,10 @@ import numpy as np
 from warploom.scheduler.model.layout import MERGE, ROLE_ITEM, Ints, Records
 from warploom.scheduler.model.problem import Problem, WorkList, by_cta
 from warploom.scheduler.model.roles import (
-    COLUMNS,
     ROUNDS,
     SHARED_DECODES,
     SHARED_PREFILLS,
+    SLICES,
     RolePrices,
     num_lists,
 )
@@ -69,17 +69,18 @@ def share_out(of_prefill: Tiles, of_decode: Tiles, problem: Problem) -> WorkList
     grid = Grid.of(max(1, decode_ctas), decode.num_kv_heads)
     has_both = len(own.items) > 0 and decode_ctas > 1
     others, shared = _decodes(of_decode, decode, grid, problem.prices if has_both else None)
-    decoding = grid.lines * grid.columns if len(others.items) else 0
-    prefills, decodes = Share(own, prefill_ctas, num_shared), Share(others, decoding, shared)
+    decoding = grid.lines * grid.slices if len(others.items) else 0
+    prefills = RoleLists(own, prefill_ctas, num_shared)
+    decodes = RoleLists(others, decoding, shared)
     return in_lists(problem, prefills, decodes)
 
 
 @dataclass(frozen=True)
-class Share:
-    """What is done of one role.
+class RoleLists:
+    """All lists of one role.
 
     Attributes:
-        pieces: parts from 0 on are those of CTAs, from `ctas` on those of shared lists.
+        pieces: owners from 0 on are CTAs, from `ctas` on shared lists.
         ctas: that may have a list for their own.
         shared: lists that CTAs claim.
     """
@@ -89,17 +90,17 @@ class Share:
     shared: int
 
 
-def in_lists(problem: Problem, prefills: Share, decodes: Share) -> WorkList:
+def in_lists(problem: Problem, prefills: RoleLists, decodes: RoleLists) -> WorkList:
     """Joins both: decodes have the first CTAs, prefills the last ones that may get work."""
     assert problem.prices is not None
     ctas, both = problem.num_ctas, (prefills, decodes)
     first = problem.active_ctas - prefills.ctas, ctas
     behind = SHARED_PREFILLS * ctas - prefills.ctas, SHARED_DECODES * ctas - decodes.ctas
     number, cost = [], []
-    for role, share in enumerate(both):
-        part = share.pieces.part
-        number.append(np.where(part < share.ctas, first[role], behind[role]) + part)
-        cost.append(share.pieces.cost * problem.prices.units[role])
+    for role, lists in enumerate(both):
+        owner = lists.pieces.owner
+        number.append(np.where(owner < lists.ctas, first[role], behind[role]) + owner)
+        cost.append(lists.pieces.cost * problem.prices.units[role])
     items, merges = _joined(prefills.pieces, decodes.pieces)
     found = by_cta(
         items, merges, np.concatenate(number), np.concatenate(cost), num_lists(ctas, len(both))
@@ -115,7 +116,7 @@ def _length(tiles: Tiles, problem: Problem) -> int:
 
 
 def _prefills(tiles: Tiles, problem: Problem, ctas: int) -> tuple[Pieces, int]:
-    """Pieces of so many CTAs, then those of shared lists as parts behind; and how many of these."""
+    """Pieces of so many CTAs, then those of shared lists; and how many of these."""
     if len(tiles.segment) == 0:
         return Pieces.none(), 0
     line = Line.of(tiles, problem.num_kv_heads, problem.cost_model)
@@ -125,21 +126,21 @@ def _prefills(tiles: Tiles, problem: Problem, ctas: int) -> tuple[Pieces, int]:
         own, cuts = _whole(line, ctas)
     else:
         own, cuts = _cuts(line, tiles, problem, ctas)
-    found = cuts.cut(line, Grid(1, problem.num_kv_heads, ctas), tiles, problem)
-    part = np.where(found.part < own, found.part, found.part - own + ctas)
-    return Pieces(found.items, found.merges, part, found.cost), cuts.number - own
+    found = cuts.pieces(line, Grid(1, problem.num_kv_heads, ctas), tiles, problem)
+    owner = np.where(found.owner < own, found.owner, found.owner - own + ctas)
+    return Pieces(found.items, found.merges, owner, found.cost), cuts.number - own
 
 
 @dataclass(frozen=True)
 class Cuts:
     """How a line is cut.
 
-    Long parts are claimed before short ones, so that few lists are opened and the last are short.
+    Long slices are claimed before short ones, so that few lists are opened and the last are short.
 
     Attributes:
-        first: (n,) where parts up to `end` begin.
+        first: (n,) where slices up to `end` begin.
         end: where they end.
-        longs, shorts: parts behind; of half the length, as many as of these or none.
+        longs, shorts: slices behind; of half the length, as many as of these or none.
     """
 
     first: Ints
@@ -155,7 +156,7 @@ class Cuts:
     def number(self) -> int:
         return len(self.first) + self.longs + self.shorts
 
-    def cut(self, line: Line, grid: Grid, tiles: Tiles, problem: Problem) -> Pieces:
+    def pieces(self, line: Line, grid: Grid, tiles: Tiles, problem: Problem) -> Pieces:
         """The pieces of a line that is cut so, and of those that are its like."""
         number = np.arange(self.longs + self.shorts + 1)
         halves = np.minimum(2 * number, self.longs + number)
@@ -172,12 +173,12 @@ def _whole(line: Line, ctas: int) -> tuple[int, Cuts]:
 
 
 def _cuts(line: Line, tiles: Tiles, problem: Problem, ctas: int) -> tuple[int, Cuts]:
-    """How many parts of the line of prefills CTAs have, and where all are cut.
+    """How many slices of the line of prefills CTAs have, and where all are cut.
 
-    No part is shorter than `CostModel.least_part`, but a single one and lists of whole prefills.
+    No slice is shorter than `CostModel.least_slice`, but a single one and lists of whole prefills.
     """
     assert problem.prices is not None  # checked with the roles
-    least, total, active = line.model.least_part, line.total, problem.active_ctas
+    least, total, active = line.model.least_slice, line.total, problem.active_ctas
     if active > 1 and _reads_beyond_cache(tiles, problem):
         each, lists = rounds_of(len(line.tile), ctas, active)
         if lists:
@@ -205,7 +206,7 @@ def _reads_beyond_cache(tiles: Tiles, problem: Problem) -> bool:
 def _least_cut(line: Line, problem: Problem, ctas: int) -> int:
     """Key tiles of the shortest prefill that is cut.
 
-    The longest one is at most half of `RolePrices.shortest_cut` longer than an equal part.
+    The longest one is at most half of `RolePrices.shortest_cut` longer than an equal slice.
     """
     assert problem.prices is not None
     least = problem.prices.cut_tiles(problem.keys)
@@ -214,7 +215,7 @@ def _least_cut(line: Line, problem: Problem, ctas: int) -> int:
 
 def whole_lists(items: int, ctas: int) -> tuple[int, int]:
     """Items of each list of whole prefills, and lists: as many as a plan has room for."""
-    each = -(-items // (COLUMNS[0] * ctas))
+    each = -(-items // (SLICES[0] * ctas))
     return each, -(-items // each)
 
 
@@ -244,17 +245,17 @@ def rounds_of(items: int, ctas: int, active: int) -> tuple[int, int]:
 def _decodes(
     tiles: Tiles, problem: Problem, grid: Grid, prices: RolePrices | None
 ) -> tuple[Pieces, int]:
-    """Pieces of the CTAs of a grid, then those of shared lists as parts behind; how many of these.
+    """Pieces of the CTAs of a grid, then those of shared lists; how many of these.
 
     Without prices nothing is shared.
     """
     if prices is not None and len(tiles.segment):
         line = Line.of(tiles, grid.heads, problem.cost_model)
-        columns, rest = grid.columns, line.total // DECODES_SHARED
-        if rest // (3 * columns) >= prices.least_claim(line.model, problem.keys):
-            cuts = Cuts.equal(columns, line.total - rest, columns, columns)
-            return cuts.cut(line, grid, tiles, problem), 2 * columns * grid.lines
-    return partition(tiles, problem, grid.lines * grid.columns), 0
+        slices, rest = grid.slices, line.total // DECODES_SHARED
+        if rest // (3 * slices) >= prices.least_claim(line.model, problem.keys):
+            cuts = Cuts.equal(slices, line.total - rest, slices, slices)
+            return cuts.pieces(line, grid, tiles, problem), 2 * slices * grid.lines
+    return partition(tiles, problem, grid.lines * grid.slices), 0
 
 
 def _joined(prefills: Pieces, decodes: Pieces) -> tuple[Records, Records]:

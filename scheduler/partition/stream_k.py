@@ -21,23 +21,24 @@ from warploom.scheduler.model.problem import Problem, WorkList, by_cta
 from warploom.scheduler.model.tiles import Tiles, key_after, query_tiles
 
 IDLE = 16  # 1 of so many CTAs may stay without work for the sake of equal lines
-FEW = 8  # items of a column for whose sake fewer CTAs work
+FEW = 8  # items of a slice for whose sake fewer CTAs work
 SNAP = 32  # a boundary moves up to 1 / SNAP of the mean load to the end of an item
 
 
 @dataclass(frozen=True)
 class Grid:
-    """How CTAs share lines; CTA `column * lines + line` works on a part of one line.
+    """How CTAs share lines; CTA `slice * lines + line` has one slice of one line.
 
     Attributes:
         lines: equal lines; one for each key/value head, or a single one for all.
         heads: key/value heads of a line.
-        columns: CTAs of each line.
+        slices: of each line, which lies between two boundaries; the work of a CTA, or a list that
+            CTAs claim.
     """
 
     lines: int
     heads: int
-    columns: int
+    slices: int
 
     @classmethod
     def of(cls, num_ctas: int, num_heads: int) -> Grid:
@@ -96,7 +97,7 @@ def _order(tiles: Tiles) -> Ints:
 
 @dataclass(frozen=True)
 class Boundaries:
-    """Where each CTA of a line begins, and the last one ends; shape (columns + 1,).
+    """Where each CTA of a line begins, and the last one ends; shape (slices + 1,).
 
     Attributes:
         item: the item on the line.
@@ -114,13 +115,13 @@ class Pieces:
     Attributes:
         items: WORK_ITEM records, in the order of lines.
         merges: MERGE records.
-        part: which CTA has each, counted from the first that works on these lines.
+        owner: which CTA has each, counted from the first that works on these lines.
         cost: of each.
     """
 
     items: Records
     merges: Records
-    part: Ints
+    owner: Ints
     cost: Ints
 
     @classmethod
@@ -132,7 +133,7 @@ class Pieces:
 def build(problem: Problem) -> WorkList:
     """Plans one batch. `tests/support/plan_text_stream_k.py` is the same, item by item."""
     found = partition(query_tiles(problem), problem, problem.active_ctas)
-    return by_cta(found.items, found.merges, found.part, found.cost, problem.num_ctas)
+    return by_cta(found.items, found.merges, found.owner, found.cost, problem.num_ctas)
 
 
 def partition(tiles: Tiles, problem: Problem, ctas: int) -> Pieces:
@@ -141,17 +142,17 @@ def partition(tiles: Tiles, problem: Problem, ctas: int) -> Pieces:
         return Pieces.none()
     grid = Grid.of(ctas, problem.num_kv_heads)
     line = Line.of(tiles, grid.heads, problem.cost_model)
-    return cut(_best(line, grid.columns), line, grid, tiles, problem)
+    return cut(_best(line, grid.slices), line, grid, tiles, problem)
 
 
-def _best(line: Line, columns: int) -> Boundaries:
+def _best(line: Line, slices: int) -> Boundaries:
     """The boundaries with the least longest CTA."""
     count = len(line.tile)
-    columns = max(1, min(columns, line.total // line.model.least_part))
-    fitting = fitting_columns(count, columns)
+    slices = max(1, min(slices, line.total // line.model.least_slice))
+    fitting = fitting_slices(count, slices)
     best, least = None, 0
     for is_cut in (False, True):
-        for used in (fitting, columns):
+        for used in (fitting, slices):
             found = _boundaries(line, used, is_cut)
             load = int(_loads(line, found).max())
             if best is None or load < least:
@@ -160,21 +161,21 @@ def _best(line: Line, columns: int) -> Boundaries:
     return best
 
 
-def fitting_columns(items: int, columns: int) -> int:
-    """So many columns, or fewer, that equal items can have equal parts, or columns as many items.
+def fitting_slices(items: int, slices: int) -> int:
+    """So many slices, or fewer, that all have equal items, or that items have equally many slices.
 
-    With many items a column, those are even enough, and CTAs without work cost more.
+    With many items a slice, those are even enough, and CTAs without work cost more.
     """
-    if items <= columns:
-        return columns // items * items
-    each = -(-items // columns)
-    return items // each if each <= FEW else columns
+    if items <= slices:
+        return slices // items * items
+    each = -(-items // slices)
+    return items // each if each <= FEW else slices
 
 
-def _boundaries(line: Line, columns: int, is_cut: bool) -> Boundaries:
+def _boundaries(line: Line, slices: int, is_cut: bool) -> Boundaries:
     """Even boundaries, moved to ends of items, or cut at whole key tiles if no end is near."""
-    at = np.arange(columns + 1) * line.total // columns
-    return boundaries_at(at, line.total // (columns * SNAP) if is_cut else line.total, line)
+    at = np.arange(slices + 1) * line.total // slices
+    return boundaries_at(at, line.total // (slices * SNAP) if is_cut else line.total, line)
 
 
 def boundaries_at(at: Ints, snap: int, line: Line) -> Boundaries:
@@ -205,8 +206,8 @@ def _loads(line: Line, bounds: Boundaries) -> Ints:
     inside = np.where(visible > 0, model.fixed + model.per_tile * visible, 0)
     place = np.append(line.begin, line.total)[item] + inside
     cut = visible > 0
-    parts = cut[1:] * 1 + cut[:-1] - ((item[1:] == item[:-1]) & cut[:-1])
-    loads: Ints = np.diff(place) + cut[:-1] * model.fixed + parts * model.partial
+    pieces = cut[1:] * 1 + cut[:-1] - ((item[1:] == item[:-1]) & cut[:-1])
+    loads: Ints = np.diff(place) + cut[:-1] * model.fixed + pieces * model.partial
     return loads
 
 
@@ -225,12 +226,12 @@ def cut(bounds: Boundaries, line: Line, grid: Grid, tiles: Tiles, problem: Probl
     records["kv_head"] = line.head[item]
     _cut_keys(records, tiles.take(line.tile[item]), first, problem)
     merges = _number(records, (first > 0) | ~closes, first == 0)
-    column = np.searchsorted(code[:-1], begin, side="right") - 1
+    of_slice = np.searchsorted(code[:-1], begin, side="right") - 1
     cost = line.model.of_chunks(end - first)
     lines = np.arange(grid.lines)[:, None]
     records, merges = _repeat(records, merges, grid.lines)
-    part = (column * grid.lines + lines).reshape(-1)
-    return Pieces(records, merges, part, np.tile(cost, grid.lines))
+    owner = (of_slice * grid.lines + lines).reshape(-1)
+    return Pieces(records, merges, owner, np.tile(cost, grid.lines))
 
 
 def _cut_keys(records: Records, tiles: Tiles, first: Ints, problem: Problem) -> None:

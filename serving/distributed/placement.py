@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from warploom.dsl.graphs.loads import direct_indices
-from warploom.dsl.types.roles import check_roles
+from warploom.dsl.types.axes import check_axes
 from warploom.errors import WrongShape
 from warploom.runtime.declaring.structure import traced_once
-from warploom.runtime.inputs.roles import check_captured
+from warploom.runtime.inputs.axes import check_captured
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.model.bounds import Bounds
 from warploom.serving.distributed.placed import FIELD, Whole
@@ -113,10 +113,10 @@ def check_sizes(variant: Whole, given: dict[str, Any], heads: Any, q: Any, kv: A
         shape = tuple(getattr(values.get(field.name), "shape", ()))
         if not shape:
             continue  # the wrapper asks for it
-        if len(shape) != len(field.roles):
-            expected = f"{len(field.roles)} dimensions"
+        if len(shape) != len(field.axes):
+            expected = f"{len(field.axes)} dimensions"
             raise WrongShape(name=field.name, got=shape, expected=expected)
         if field.captured:
             check_captured(field, shape, direct[field.name], sizes)
         else:
-            check_roles(field, shape, sizes)
+            check_axes(field, shape, sizes)

@@ -46,7 +46,7 @@ def test_fields_are_listed_in_order_and_traced_as_declared() -> None:
         ("cap", "float32", 50.0),
         ("window", "int32", None),
     ]
-    assert [(f.name, f.dtype.name, f.roles) for f in traced.tensors] == [
+    assert [(f.name, f.dtype.name, f.axes) for f in traced.tensors] == [
         ("bias", "float32", ("q_head", None)),
         ("ids", "int32", ("batch", "kv_pos")),
     ]
@@ -99,7 +99,7 @@ def test_dtypes_of_torch_and_numpy_are_accepted() -> None:
         (lambda: Biased(window=0.5), "got 0.5; expected int32"),
         (
             lambda: Biased(window=np.zeros(2)),
-            "(2,); expected a number. For several, declare the field as Tensor('int32', roles)",
+            "(2,); expected a number. For several, declare the field as Tensor('int32', axes)",
         ),
         (lambda: Biased(bias=np.zeros(3)), "got shape (3,); expected 2 dimensions"),
         (lambda: Biased(bias=3.0), "got float; expected an array"),
@@ -170,8 +170,8 @@ def test_unknown_and_missing_inputs() -> None:
     ("index", "reason"),
     [
         (lambda at, t: t[at.q_head], "got 1 indices; it has 2 dimensions (q_head, any)"),
-        (lambda at, t: t[at.kv_head, at.kv_pos], "role 'q_head' is indexed by at.q_head"),
-        (lambda at, t: t[at.q_head + 0, at.kv_pos], "role 'q_head' is indexed by at.q_head"),
+        (lambda at, t: t[at.kv_head, at.kv_pos], "axis 'q_head' is indexed by at.q_head"),
+        (lambda at, t: t[at.q_head + 0, at.kv_pos], "axis 'q_head' is indexed by at.q_head"),
         (lambda at, t: t[at.q_head, at.kv_pos / 2], "an index is float32, not an int"),
         (lambda at, t: t[at.q_head, :], "not by slices"),
         (lambda at, t: t[at.q_head, -1], "index -1 is negative"),
@@ -298,21 +298,21 @@ _SCALED: Any = _Scaled
     [
         (
             lambda: trace(_Swapped()),
-            r"dimension 0 has the role 'q_head' and is indexed by at\.kv_pos\. Index it by "
+            r"dimension 0 has the axis 'q_head' and is indexed by at\.kv_pos\. Index it by "
             r"at\.q_head \(are the indices swapped\?\), or declare None",
         ),
         (
             lambda: trace(_AtFirst()),
             r"at\.kv_pos\. A functor takes self first and the position last",
         ),
-        (lambda: wl.Tensor("float32", ("head", "kv")), "^argument 'roles' of wl.Tensor: 'head' is"),
+        (lambda: wl.Tensor("float32", ("head", "kv")), "^argument 'axes' of wl.Tensor: 'head' is"),
         (
             lambda: _TENSOR("float32", None),
-            r"'roles' of wl.Tensor: None is no tuple; .*\(None,\)",
+            r"'axes' of wl.Tensor: None is no tuple; .*\(None,\)",
         ),
-        (lambda: _TENSOR("float32", 3), "'roles' of wl.Tensor: 3 is no tuple; give one role"),
-        (lambda: _TENSOR("float32"), r"wl.Tensor\(\): missing .*'roles'.* Write wl.Tensor\('fl"),
-        (lambda: _TENSOR("float32", role=("lane",)), r"wl.Tensor\(\): missing .* Write wl.Tens"),
+        (lambda: _TENSOR("float32", 3), "'axes' of wl.Tensor: 3 is no tuple; give one axis"),
+        (lambda: _TENSOR("float32"), r"wl.Tensor\(\): missing .*'axes'.* Write wl.Tensor\('fl"),
+        (lambda: _TENSOR("float32", axis=("lane",)), r"wl.Tensor\(\): missing .* Write wl.Tens"),
         (lambda: _TENSOR("int32", (None,), 3), r"wl.Tensor\(\): too many .* Write wl.Tensor"),
         (lambda: _SCALAR(), r"wl.Scalar\(\): missing .*'dtype'. Write wl.Scalar\('float32'\)"),
         (lambda: wl.Scalar("f3"), "^argument 'dtype' of wl.Scalar: 'f3' is none of"),

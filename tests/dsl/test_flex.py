@@ -175,7 +175,7 @@ def test_captured_tensors_are_inputs_and_numbers_are_constants() -> None:
     whole, stepwise, *_ = _closures()
     variant = wl.flex(whole)
     assert set(variant.inputs()) == {"bias", "cap"}
-    assert [(f.name, f.dtype.name, f.roles) for f in trace(variant).tensors] == [
+    assert [(f.name, f.dtype.name, f.axes) for f in trace(variant).tensors] == [
         ("bias", "float32", (None,) * 4)
     ]
     assert [f.name for f in trace(variant).scalars] == ["cap"]

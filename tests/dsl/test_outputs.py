@@ -147,7 +147,7 @@ def test_the_oracle_refuses_other_tensors(seen: Any, error: type[WarploomError])
 
 
 @pytest.mark.parametrize(
-    ("dtype", "roles", "text"),
+    ("dtype", "axes", "text"),
     [
         ("int32", ROLES, "holds no logits"),
         ("bool", ROLES, "holds no logits"),
@@ -162,13 +162,13 @@ def test_the_oracle_refuses_other_tensors(seen: Any, error: type[WarploomError])
         ("float32", ANY["none"], "no tuple"),
     ],
 )
-def test_wrong_declarations(dtype: str, roles: Any, text: str) -> None:
+def test_wrong_declarations(dtype: str, axes: Any, text: str) -> None:
     with pytest.raises(WrongDeclaration, match=text):
-        wl.Output(dtype, roles)
+        wl.Output(dtype, axes)
 
 
 def test_calls_that_do_not_fit() -> None:
-    with pytest.raises(WrongCall, match="roles"):
+    with pytest.raises(WrongCall, match="axes"):
         wl.Output("float32")  # type: ignore[call-arg]
     with pytest.raises(WrongDeclaration, match="no default"):
         wl.Output("float32", ROLES, default=0.0)  # type: ignore[call-arg]

@@ -139,7 +139,7 @@ def test_a_tensor_of_no_positions_is_read_by_nobody() -> None:
     """With no keys at all, a tensor of one element a position has none; a row of it sees no key."""
 
     class Late(wl.Variant):
-        first = wl.Tensor("int32", roles=("q_pos",))
+        first = wl.Tensor("int32", axes=("q_pos",))
 
         def logits_mask(self, at):
             return at.kv_pos > self.first[at.q_pos]

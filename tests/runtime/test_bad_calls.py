@@ -350,7 +350,7 @@ def test_a_scalar_is_one_number(name: str, value: Any) -> None:
     q = torch.zeros(1, 6, 2, 16)
     wrapper = wl.AttentionWrapper(Gain(), **SHAPE, device="cpu", backend="reference")
     one = {name: value.reshape(-1)[:1]}
-    text = rf"{name} has shape .*; expected one number.* as Tensor\('(float|int)32', roles\)"
+    text = rf"{name} has shape .*; expected one number.* as Tensor\('(float|int)32', axes\)"
     for call in (
         lambda: wl.attention(q, q, q, variant=Gain(), backend="reference", **{name: value}),
         lambda: wrapper.plan([0, 3], [0, 5], **{name: value}),

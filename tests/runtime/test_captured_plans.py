@@ -20,10 +20,10 @@ from warploom.runtime.devices import graph, workspace
 from warploom.runtime.formats.base import Arguments
 from warploom.runtime.formats.batch import OnDevice
 from warploom.runtime.inputs.inputs import Inputs
-from warploom.runtime.strategies import device_strategy, places, planner
+from warploom.runtime.strategies import device_strategy, planner, size_classes
 from warploom.runtime.strategies.device_strategy import DeviceStrategy
 from warploom.runtime.strategies.host_strategy import HostPlanner
-from warploom.runtime.strategies.places import Site
+from warploom.runtime.strategies.size_classes import Site
 from warploom.scheduler.plans.verify import verify
 
 PAGE = 4
@@ -83,7 +83,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     def lengths(given: Arguments, *_: Any) -> tuple[Any, ...]:
         return given.qo_indptr, given.kv_indptr, given.last_page_len, given.kv_indices
 
-    for module in (graph, workspace, places, planner):
+    for module in (graph, workspace, size_classes, planner):
         monkeypatch.setattr(module, "is_capturing", lambda _: found.is_capturing)
     monkeypatch.setattr(device_strategy, "device_lengths", lengths)
     monkeypatch.setattr(DeviceStrategy, "_planner", planner_of)

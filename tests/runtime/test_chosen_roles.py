@@ -20,7 +20,7 @@ from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.planning.mixes import may_hold_prefills
 from warploom.runtime.planning.rules import Rules
-from warploom.scheduler.model.roles import COLUMNS, SHORTEST_CUT
+from warploom.scheduler.model.roles import SHORTEST_CUT, SLICES
 
 DEVICE = torch.device("cuda", 0)
 
@@ -170,7 +170,7 @@ def test_devices_plan_the_largest_such_batch(group_size: int) -> None:
     rows = min(64 * requests, 2048 * 128 // group_size)
     assert may_hold_prefills(requests, rows, group_size)
     assert not may_hold_prefills(requests + 1, rows, group_size)
-    scratch = role_scratch_bytes(rows * group_size // 128 + requests, requests, sms, COLUMNS)
+    scratch = role_scratch_bytes(rows * group_size // 128 + requests, requests, sms, SLICES)
     assert scratch <= ARCHS["sm_90a"].shared_per_cta - PlannerSpec.RESERVED
 
 

@@ -65,7 +65,7 @@ MIXES = [
 @pytest.fixture(scope="module", autouse=True)
 def the_shortest_lists_are_worth_claiming_and_cutting() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RolePrices, "least_claim", lambda _, model, keys: model.least_part)
+        patch.setattr(RolePrices, "least_claim", lambda _, model, keys: model.least_slice)
         patch.setattr(RolePrices, "cut_tiles", lambda _, keys: 0)
         yield
 

@@ -22,6 +22,7 @@ from warploom.runtime.calls import attention as attention_module
 from warploom.runtime.calls import attention_args
 from warploom.runtime.calls.attention import attention
 from warploom.runtime.devices import graph, streams, workspace
+from warploom.runtime.formats import paged
 from warploom.runtime.wrappers import wrapper
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.plans.capacity import WorkspaceSize
@@ -50,7 +51,7 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     def is_capturing(device: torch.device) -> bool:
         return bool(state["on"])
 
-    for module in (graph, streams, workspace, attention_module):
+    for module in (graph, streams, workspace, paged, attention_module):
         monkeypatch.setattr(module, "is_capturing", is_capturing)
     monkeypatch.setattr(attention_module, "raw_stream", lambda index: state["stream"])
     monkeypatch.setattr(attention_module, "_captured", [])
@@ -254,11 +255,13 @@ def test_a_cache_too_small_is_named_under_capture_without_reading_the_plan(
     made = AttentionWrapper(Causal(), kv_format=Paged(4), **SHAPE)
     made.plan([0, 1], [0, 3], [5, 7, 2], [4])
     q, small = torch.zeros(1, 2, 64), torch.zeros(7, 2, 4, 2, 64)
-    capture["on"] = True
+    for is_on in (True, False):
+        capture["on"] = is_on
+        with pytest.raises(IndexOutOfRange, match=r"kv_indices\[1\] is 7; valid are 0 to 6"):
+            made.run(q, small)
+    made.plan([0, 1], [0, 3], torch.tensor([5, 7, 2], dtype=torch.int32), [4])
+    capture["on"] = True  # a tensor may lie on a device
     with pytest.raises(IndexOutOfRange, match=r"kv_indices\[\.\.\.\] is 7; valid are 0 to 6"):
-        made.run(q, small)
-    capture["on"] = False
-    with pytest.raises(IndexOutOfRange, match=r"kv_indices\[1\] is 7; valid are 0 to 6"):
         made.run(q, small)
 
 

@@ -120,7 +120,7 @@ def test_counts_are_of_the_batch_that_was_measured() -> None:
         planner.measure(arguments(x, wl.Paged(16)), None) for x in (first, second)
     ]
     sizes = mixes_of(wrapper, 4).sizes[1]
-    found = [batch.counted(sizes, wrapper._inputs) for batch in batches]
+    found = [planner.count(batch.lengths, wrapper._inputs, sizes) for batch in batches]
     assert found == [(22 * 21, 6), (10 * 5, 2)]
 
 
@@ -134,7 +134,7 @@ def test_heads_that_masks_read_are_known_before_anything_is_planned() -> None:
     batch: Any = planner.measure(arguments([(700, 3000), (1, 2500)], wl.Ragged()), None)
     sizes = mixes_of(wrapper, 4).sizes[0]
     expected = (22 * 25, 13)  # the first 2400 keys
-    assert batch.counted(sizes, wrapper._inputs) == expected
+    assert planner.count(batch.lengths, wrapper._inputs, sizes) == expected
     plain = make_batch(wl.Ragged(), *arguments([(700, 3000), (1, 2500)], wl.Ragged())[:4])
     assert wrapper._planner.rules.role_tiles(plain, wrapper._inputs, sizes) == expected
 
@@ -152,8 +152,8 @@ def test_masks_of_unknown_values_are_counted_by_numpy() -> None:
     given = arguments([(700, 2000), (1, 900)], wl.Ragged())
     batch: Any = planner.measure(given, None)
     sizes = mixes_of(wrapper, 4).sizes[0]
-    assert batch.counted(sizes, wrapper._inputs) is None
-    assert wrapper._planner.rules.role_tiles(batch, wrapper._inputs, sizes) == (22 * 21, 5)
+    assert planner.count(batch.lengths, wrapper._inputs, sizes) is None
+    assert wrapper._planner._role_tiles(batch, wrapper._inputs, sizes) == (22 * 21, 5)
 
 
 @pytest.mark.parametrize(
@@ -167,5 +167,6 @@ def test_the_fewest_rows_that_hold_the_decodes_are_chosen(rows: int, chosen: int
     )
     mixes = mixes_of(wrapper, 4)
     assert mixes.may_be(batch.sizes)
-    found = mixes.choice(132, lambda sizes: batch.counted(sizes, wrapper._inputs))
+    inputs = wrapper._inputs
+    found = mixes.choice(132, lambda sizes: planner.count(batch.lengths, inputs, sizes))
     assert found is (None if chosen is None else CHOICES[chosen])

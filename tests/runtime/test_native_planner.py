@@ -33,16 +33,18 @@ from warploom.codegen.planner_source import (
 )
 from warploom.codegen.source import TileConfig
 from warploom.errors import IndexOutOfRange, NoHostCompiler, NotPlanned, WarploomError
+from warploom.runtime import formats
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.base import Arguments
 from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.strategies import host_strategy
-from warploom.runtime.strategies.places import Lists, Site
 from warploom.runtime.strategies.planner_params import PlannerParams
+from warploom.runtime.strategies.size_classes import Lists, Site
+from warploom.runtime.wrappers import planning
 from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.layout import c_structs
-from warploom.scheduler.model.roles import COLUMNS, RolePrices
+from warploom.scheduler.model.roles import SLICES, RolePrices
 from warploom.scheduler.plans.capacity import capacity
 from warploom.scheduler.plans.verify import verify
 
@@ -171,7 +173,7 @@ def test_scratch_memory_is_as_large_as_it_says(
     tiles = requests * rows * 4 // 16 + requests
     size = scratch_bytes(tiles, requests, ctas)
     if tile.decode is not None:
-        size = role_scratch_bytes(tiles, requests, ctas, COLUMNS)
+        size = role_scratch_bytes(tiles, requests, ctas, SLICES)
     if lists is not None:
         size = list_scratch_bytes(tiles, requests, ctas, 1, ctas)
     assert site.scratch == size
@@ -188,7 +190,7 @@ def test_scratch_memory_ends_where_the_header_says() -> None:
     extern "C" __attribute__((visibility("default"))) long long scratch_end(
         const warploom::Params* p) {
       const warploom::Scratch scratch(warploom::shape_of_all(*p), nullptr);
-      return reinterpret_cast<long long>(scratch.cut_key + p->columns + 1);
+      return reinterpret_cast<long long>(scratch.cut_key + p->slices + 1);
     }
     """
     source = PlannerSpec(TRACED["causal"]).render("cpp", c_structs())
@@ -196,17 +198,17 @@ def test_scratch_memory_ends_where_the_header_says() -> None:
     found = ctypes.CDLL(str(artifact.path)).scratch_end
     found.argtypes, found.restype = (ctypes.c_void_p,), ctypes.c_longlong
     params = PlannerParams(TRACED["causal"])
-    for tiles, requests, columns in ((1, 1, 1), (70, 9, 132), (9, 70, 17)):
+    for tiles, requests, slices in ((1, 1, 1), (70, 9, 132), (9, 70, 17)):
         for name, size in (
-            ("max_tiles", tiles), ("max_requests", requests), ("columns", columns)
+            ("max_tiles", tiles), ("max_requests", requests), ("slices", slices)
         ):  # fmt: skip
             params.set(name, size)
-        assert found(params.address) == scratch_bytes(tiles, requests, columns)
+        assert found(params.address) == scratch_bytes(tiles, requests, slices)
 
 
 def test_small_shared_memory_holds_what_plans_of_two_roles_need() -> None:
     """64 requests with a chunk of 4,096 fused rows, on two CTAs of each of 128 SMs."""
-    size = role_scratch_bytes(4096 // 64 + 64, 64, 2 * 128, COLUMNS)
+    size = role_scratch_bytes(4096 // 64 + 64, 64, 2 * 128, SLICES)
     assert PlannerSpec.RESERVED + size <= arch_named("sm_89").shared_per_cta
 
 
@@ -257,7 +259,8 @@ def test_variants_without_a_check_have_no_batch_lowered(
     def lowered(*given: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(host_strategy, "make_batch", lowered)
+    monkeypatch.setattr(formats, "make_batch", lowered)
+    monkeypatch.setattr(planning, "on_host", lowered)
     wrapper = wl.AttentionWrapper(
         variant, kv_format=wl.Paged(16), num_q_heads=4, num_kv_heads=2, head_dim=64,
         dtype="float32", device="cpu",
@@ -275,7 +278,7 @@ def test_a_plan_tells_of_what_was_planned_and_not_of_what_became_of_the_arrays()
     facts = attention.explain().facts
     assert facts["batch"] == "2 requests, 2 query rows, 11 keys, longest 7"
     k, v = torch.zeros(2, 5, 4, 2, 16)
-    with pytest.raises(IndexOutOfRange, match=r"kv_indices\[0\] is 7"):
+    with pytest.raises(IndexOutOfRange, match=r"kv_indices\[\.\.\.\] is 7"):
         attention.run(torch.zeros(2, 4, 16), (k, v))
 
 

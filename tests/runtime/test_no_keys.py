@@ -108,7 +108,7 @@ def test_keys_without_elements_are_refused(name: str) -> None:
 
 
 def test_tables_need_an_element() -> None:
-    """A dimension that no role bounds is not known to be unread."""
+    """A dimension that no axis bounds is not known to be unread."""
 
     class Table(wl.Variant):
         table = wl.Tensor("float32", (None,))

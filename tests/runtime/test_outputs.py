@@ -259,7 +259,7 @@ def test_memory_of_another_field(backend: str | None) -> None:
 def test_rows_of_dense_requests_need_a_batch() -> None:
     q, k, v = dense()
     rows = torch.full((10, 7, 4), NAN, dtype=torch.float16)
-    with pytest.raises(ArgumentError, match="add the role 'batch'"):
+    with pytest.raises(ArgumentError, match="add the axis 'batch'"):
         wl.attention(q, k, v, variant=Rows(), rows=rows)
     wl.attention(q[:1], k[:1], v[:1], variant=Rows(), rows=rows)
     assert int((~rows.isnan()).sum()) == 5 * 7 * 4

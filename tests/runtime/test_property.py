@@ -168,7 +168,7 @@ class Raises(Variant):
 
 
 class Direct(Variant):
-    """Its inputs have no roles, but positions index them as they are."""
+    """Its inputs have no axes, but positions index them as they are."""
 
     table = Tensor("float32", (None, None))
     offsets = Tensor("int32", ("batch", None))
@@ -188,7 +188,7 @@ def test_check_draws_tensors_whose_sizes_follow_from_their_indices() -> None:
 
 
 class Biased(Variant):
-    """No role says how long the second axis of its table is."""
+    """No axis says how long the second axis of its table is."""
 
     table = Tensor("float32", ("q_head", None))
 
@@ -232,7 +232,7 @@ def test_check_continues_captured_tensors_to_the_length_of_a_batch() -> None:
 @pytest.mark.usefixtures("unshrunk")
 def test_check_reports_errors_with_their_batch_and_takes_inputs() -> None:
     setup = {"formats": [Ragged()], "dtypes": ["float32"], "devices": ["cpu"], "max_examples": 10}
-    with pytest.raises(MissingInput, match=r"Raises reads 'table'.*axis 0 has no role"):
+    with pytest.raises(MissingInput, match=r"Raises reads 'table'.*dimension 0 has no axis"):
         check(Raises(), **setup)  # type: ignore[arg-type]
     with pytest.raises(CheckFailed, match=r"IndexError|WrongShape"):
         check(Raises(), inputs=lambda case, rng: {"table": rng.random((9, 9))}, **setup)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import torch
 import warploom as wl
 from warploom.errors import NotPlanned, PlanInvalid
 from warploom.runtime.planning import composed, rules
-from warploom.runtime.strategies import numpy_strategy, places
+from warploom.runtime.strategies import numpy_strategy, size_classes
 from warploom.runtime.strategies.host_strategy import HostPlanner
 from warploom.scheduler.model.layout import HEADER, WORK_ITEM
 
@@ -127,7 +127,7 @@ def test_selections_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_checked_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WARPLOOM_VERIFY_PLANS")
-    for module in (places, numpy_strategy):
+    for module in (size_classes, numpy_strategy):
         monkeypatch.setattr(module, "verify_planned", None)
     for kv_format in (wl.Ragged(), wl.Paged(16), wl.Composed(16)):
         plan(kv_format)

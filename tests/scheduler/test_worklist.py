@@ -134,7 +134,7 @@ def test_stream_k_loads_are_balanced(kit: Any, data: st.DataObject) -> None:
     partial = plan.items["slot"] >= 0
     added = int(partial.sum() - len(plan.merges)) * model.fixed
     line = (int(plan.loads.sum()) - added) // grid.lines
-    mean = -(-line // max(1, min(grid.columns, line // model.least_part)))
+    mean = -(-line // max(1, min(grid.slices, line // model.least_slice)))
     moved = max(mean // SNAP, model.fixed + 2 * model.per_tile * model.grain)
     assert np.all(plan.loads <= mean + 2 * moved + model.fixed + 2 * model.partial)
 

@@ -19,7 +19,7 @@ from warploom.runtime.formats.base import Arguments
 from warploom.runtime.planning.rules import SHARING_TILES, smaller_roles
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.runtime.strategies.host_strategy import HostPlanner
-from warploom.runtime.strategies.places import Lists, Site
+from warploom.runtime.strategies.size_classes import Lists, Site
 from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.roles import RolePrices
 from warploom.scheduler.plans.plan import Plan

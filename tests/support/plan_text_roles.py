@@ -15,7 +15,7 @@ from support.plan_text import Item, query_tiles, work_list
 from support.plan_text_stream_k import Line, cut, laid, length, mark_at, ordered, partition
 from warploom.scheduler.model.layout import MERGE, ROLE_ITEM
 from warploom.scheduler.model.problem import Problem, WorkList
-from warploom.scheduler.model.roles import COLUMNS, ROUNDS
+from warploom.scheduler.model.roles import ROUNDS, SLICES
 from warploom.scheduler.partition.role_lists import DECODES_SHARED, SHARED
 from warploom.scheduler.partition.stream_k import SNAP
 
@@ -109,9 +109,10 @@ def _are_short(problem: Problem, line: Line, ctas: int) -> bool:
 def _parts(problem: Problem, line: Line, ctas: int) -> tuple[int, list[int], int, list[int]]:
     """Parts that CTAs have, where the first parts begin and end, and shares of those behind."""
     assert problem.prices is not None
-    total, least, active = length(problem, line), problem.cost_model.least_part, problem.active_ctas
+    total, least = length(problem, line), problem.cost_model.least_slice
+    active = problem.active_ctas
     if _are_short(problem, line, ctas):
-        each = ceil(len(line) / (COLUMNS[0] * ctas))
+        each = ceil(len(line) / (SLICES[0] * ctas))
         begins = [length(problem, line[:i]) for i in range(0, len(line), each)]
         return min(ctas, len(begins)), begins, total, []
     cached = problem.prices.cached_keys
@@ -156,18 +157,18 @@ def _decodes(
     """Parts of CTAs with shared parts behind them, merges, and how many are shared."""
     assert problem.prices is not None
     heads = [[i for i in query_tiles(decode) if i.kv_head == h] for h in range(decode.num_kv_heads)]
-    lines, columns = laid([ordered(items) for items in heads], ctas)
+    lines, slices = laid([ordered(items) for items in heads], ctas)
     total, model = length(decode, lines[0]), decode.cost_model
     rest = total // DECODES_SHARED
     own, tiles = total - rest, ceil(problem.prices.claim / decode.keys)
     shortest = max(tiles * model.per_tile, 2 * model.grain * model.per_tile)
-    if not has_prefills or ctas == 1 or rest < 3 * columns * shortest:
+    if not has_prefills or ctas == 1 or rest < 3 * slices * shortest:
         work, merges = partition(decode, ctas)
-        return work[: len(lines) * columns], merges, 0
-    places = [i * own // columns for i in range(columns)]
-    places += [own + end for end in _ends(rest, [2] * columns + [1] * columns)]
-    marks = [mark_at(decode, lines[0], at, own // (columns * SNAP)) for at in places]
-    parts = len(lines) * columns
+        return work[: len(lines) * slices], merges, 0
+    places = [i * own // slices for i in range(slices)]
+    places += [own + end for end in _ends(rest, [2] * slices + [1] * slices)]
+    marks = [mark_at(decode, lines[0], at, own // (slices * SNAP)) for at in places]
+    parts = len(lines) * slices
     return *cut(decode, lines, marks, 3 * parts), 2 * parts
 
 

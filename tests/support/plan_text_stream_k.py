@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from support.plan_text import Item, between, cost_of, query_tiles, work_list
 from warploom.scheduler.model.problem import Problem, WorkList
-from warploom.scheduler.partition.stream_k import IDLE, SNAP, fitting_columns
+from warploom.scheduler.partition.stream_k import IDLE, SNAP, fitting_slices
 
 Line = list[Item]
 Boundary = tuple[int, int]  # item on the line, and its visible key tiles that come before
@@ -37,17 +37,17 @@ def partition(problem: Problem, ctas: int) -> tuple[list[Line], list[tuple[int, 
     heads = [
         [i for i in query_tiles(problem) if i.kv_head == h] for h in range(problem.num_kv_heads)
     ]
-    lines, columns = laid([ordered(items) for items in heads], ctas)
-    marks = _best(problem, lines[0], columns)
+    lines, slices = laid([ordered(items) for items in heads], ctas)
+    marks = _best(problem, lines[0], slices)
     return cut(problem, lines, marks, ctas)
 
 
 def laid(lines: list[Line], ctas: int) -> tuple[list[Line], int]:
     """Lines of heads, or all on one line if they do not divide the CTAs; and CTAs of each."""
-    columns, left = divmod(ctas, len(lines))
-    if left * IDLE > ctas or not columns:
+    slices, left = divmod(ctas, len(lines))
+    if left * IDLE > ctas or not slices:
         return [[item for line in lines for item in line]], ctas
-    return lines, columns
+    return lines, slices
 
 
 def cut(
@@ -64,8 +64,8 @@ def cut(
                 piece = between(problem, item, *edges)
                 if cuts:
                     piece = replace(piece, slot=slot + part, merge=len(merges))
-                column = max(i for i, mark in enumerate(marks[:-1]) if mark <= (index, edges[0]))
-                work[column * len(lines) + number].append(piece)
+                slice = max(i for i, mark in enumerate(marks[:-1]) if mark <= (index, edges[0]))
+                work[slice * len(lines) + number].append(piece)
             if cuts:
                 merges.append((slot, len(cuts) + 1))
     return work, merges
@@ -79,24 +79,24 @@ def ordered(items: Line) -> Line:
     return [falling.pop(0 if i % 2 == 0 else -1) for i in range(len(falling))]
 
 
-def _best(problem: Problem, line: Line, columns: int) -> list[Boundary]:
+def _best(problem: Problem, line: Line, slices: int) -> list[Boundary]:
     total, count, model = length(problem, line), len(line), problem.cost_model
     if not line:
         return [(0, 0)] * 2
-    columns = max(1, min(columns, total // model.least_part))
-    fitting = fitting_columns(count, columns)
+    slices = max(1, min(slices, total // model.least_slice))
+    fitting = fitting_slices(count, slices)
     choices = [
         [_mark(problem, line, i, used, cut) for i in range(used + 1)]
         for cut in (False, True)
-        for used in (fitting, columns)
+        for used in (fitting, slices)
     ]
     return min(choices, key=lambda marks: _longest(problem, line, marks))
 
 
-def _mark(problem: Problem, line: Line, number: int, columns: int, cut: bool) -> Boundary:
+def _mark(problem: Problem, line: Line, number: int, slices: int, cut: bool) -> Boundary:
     """One even boundary after it has moved."""
     total = length(problem, line)
-    return mark_at(problem, line, number * total // columns, total // (columns * SNAP), cut)
+    return mark_at(problem, line, number * total // slices, total // (slices * SNAP), cut)
 
 
 def mark_at(problem: Problem, line: Line, at: int, snap: int, cut: bool = True) -> Boundary:

@@ -4,8 +4,7 @@
 
 namespace warploom {
 
-constexpr int kRowCode =
-    512;  // ROW_CODE of scheduler/model/layout.py: most rows of a composed tile
+constexpr int kRowCode = 512;  // ROW_CODE of layout.py: most rows of a composed tile
 
 struct Range {  // half open
   int begin, end;

@@ -52,9 +52,9 @@ class Line {
   // Lays so many heads on it instead.
   WL_FN void take_heads(int heads) { heads_ = heads; }
 
-  // Finds the boundaries of parts for so many CTAs, and behind them those of shared ones: lists of
+  // Finds the boundaries of slices for so many CTAs, and behind them those of shared ones: lists of
   // whole items if none is worth cutting; rounds of these where the cache does not hold so many
-  // keys as they read; else equal parts.
+  // keys as they read; else equal slices.
   WL_FN void share(int ctas) {
     const bool has_others = p_.active_ctas > 1;
     const bool is_whole = has_others && !has_long(least_cut(ctas));
@@ -66,50 +66,50 @@ class Line {
     } else if (!fits) {
       cuts = share_rounds(ctas);
     }
-    mark_parts(cuts.parts > 0 ? cuts : share_equal(ctas));
+    mark_slices(cuts.slices > 0 ? cuts : share_equal(ctas));
   }
 
-  // The same of a line of decodes: a part for each column, as many shared ones, and as many half as
-  // long. False, and nothing is found, where these were not worth claiming.
-  WL_FN bool share_decodes(int columns) {
+  // The same of a line of decodes: so many slices, as many shared ones, and as many half as long.
+  // False, and nothing is found, where these were not worth claiming.
+  WL_FN bool share_decodes(int slices) {
     const wide rest = quotient(length(), wide(p_.decodes_shared));
-    if (quotient(rest, 3 * wide(columns)) < p_.decode_claim) return false;
-    mark_parts({columns, columns, 0, length() - rest, columns, columns});
+    if (quotient(rest, 3 * wide(slices)) < p_.decode_claim) return false;
+    mark_slices({slices, slices, 0, length() - rest, slices, slices});
     return true;
   }
 
-  // Finds the boundaries of so many columns with the least longest CTA.
-  WL_FN void choose(int columns) {
-    parts_ = {columns, 0};
-    working_ = max(1, int(min(wide(columns), length() / least_part())));
-    fitting_ = fitting_columns(working_);
-    mark(columns);
+  // Finds the boundaries of so many slices with the least longest CTA.
+  WL_FN void choose(int slices) {
+    slices_ = {slices, 0};
+    working_ = max(1, int(min(wide(slices), length() / least_slice())));
+    fitting_ = fitting_slices(working_);
+    mark(slices);
     team_.sync();
     static_assert(kOptions <= Team::kMostGroups, "room for the longest CTA of each option");
-    const wide* const longest = team_.max_of_each(kOptions, columns, [&](int option, int i) {
-      return load(s_.marks + option * (columns + 1) + i);
+    const wide* const longest = team_.max_of_each(kOptions, slices, [&](int option, int i) {
+      return load(s_.marks + option * (slices + 1) + i);
     });
     int best = 0;
     for (int option = 1; option < kOptions; ++option) {
       if (longest[option] < longest[best]) best = option;
     }
-    best_ = s_.marks + best * (columns + 1);
+    best_ = s_.marks + best * (slices + 1);
   }
 
   // Each tile lies there for all heads before the next does, and nothing is cut; otherwise all
   // tiles of a head lie before those of the next.
   WL_FN bool is_by_tile() const { return is_by_tile_; }
 
-  // How many parts the boundaries that were found have between them.
-  WL_FN SharedParts parts() const { return parts_; }
+  // How many slices lie between the boundaries that were found.
+  WL_FN OwnAndShared slices() const { return slices_; }
   // Boundaries from 0 on; those behind the last CTA with work are the end of the line.
   WL_FN const Mark* best() const { return best_; }
 
  private:
-  // Key tiles of the shortest item that is cut: no whole one is much longer than an equal part.
+  // Key tiles of the shortest item that is cut: no whole one is much longer than an equal slice.
   WL_FN int least_cut(int ctas) const {
-    const wide part = quotient(length(), wide(z_.per_tile) * ctas), least = p_.shortest_cut;
-    return int(min(least, part + least - least / 2));
+    const wide equal = quotient(length(), wide(z_.per_tile) * ctas), least = p_.shortest_cut;
+    return int(min(least, equal + least - least / 2));
   }
   WL_FN bool has_long(int visible) const {
     bool found = false;
@@ -130,10 +130,10 @@ class Line {
 
   // How a line is cut: `Cuts` of scheduler/partition/role_lists.py.
   struct Cuts {
-    int own;          // parts that CTAs have for their own
-    int parts, each;  // up to `end`: of so many whole items each, or if that is 0, of equal length
-    wide end;         // of these
-    int longs, shorts;  // parts behind; of half the length, as many as of these or none
+    int own;           // slices that CTAs have for their own
+    int slices, each;  // up to `end`: of so many whole items each, or if that is 0, of equal length
+    wide end;          // of these
+    int longs, shorts;  // slices behind; of half the length, as many as of these or none
   };
 
   // Lists of whole items.
@@ -143,28 +143,28 @@ class Line {
     return {min(ctas, lists), lists, each, length(), 0, 0};
   }
 
-  // Rounds of lists of whole items, and what they leave in long and short parts; nothing if these
+  // Rounds of lists of whole items, and what they leave in long and short slices; nothing if these
   // were too short, or if there are too few items.
   WL_FN Cuts share_rounds(int ctas) const {
     const Rounds rounds = rounds_of(ctas);
     if (rounds.lists == 0) return {};
     const wide end = position({rounds.each * rounds.lists, 0});
-    const int tail = int(min(wide(ctas), quotient(length() - end, 3 * least_part())));
+    const int tail = int(min(wide(ctas), quotient(length() - end, 3 * least_slice())));
     if (tail == 0) return {};
     return {ctas, rounds.lists, rounds.each, end, tail, tail};
   }
 
-  // Equal parts of most of the line, and of the rest.
+  // Equal slices of most of the line, and of the rest.
   WL_FN Cuts share_equal(int ctas) const {
-    const wide rest = quotient(length(), wide(p_.shared)), least = least_part();
+    const wide rest = quotient(length(), wide(p_.shared)), least = least_slice();
     const int shared = p_.active_ctas > 1 ? int(min(wide(ctas), quotient(rest, least))) : 0;
     const wide end = shared > 0 ? length() - rest : length();
     const int own = max(1, int(min(wide(ctas), quotient(end, least))));
     return {own, own, 0, end, shared, 0};
   }
 
-  // Of equal parts none is shorter, but a single one.
-  WL_FN wide least_part() const { return 2 * z_.per_tile * z_.grain; }
+  // Of equal slices none is shorter, but a single one.
+  WL_FN wide least_slice() const { return 2 * z_.per_tile * z_.grain; }
 
   // Lists of whole items, if there are enough for each CTA to have one; see `rounds_of` in Python.
   struct Rounds {
@@ -178,18 +178,18 @@ class Line {
     return {each, in_rounds <= items() ? lists : lists / ctas * ctas};
   }
 
-  WL_FN void mark_parts(const Cuts& cuts) {
-    const int behind = cuts.longs + cuts.shorts, all = cuts.parts + behind;
+  WL_FN void mark_slices(const Cuts& cuts) {
+    const int behind = cuts.longs + cuts.shorts, all = cuts.slices + behind;
     const wide rest = length() - cuts.end;
-    const wide snap = quotient(cuts.end, wide(cuts.parts) * z_.snap);
-    parts_ = {cuts.own, all - cuts.own};
+    const wide snap = quotient(cuts.end, wide(cuts.slices) * z_.snap);
+    slices_ = {cuts.own, all - cuts.own};
     int near = -1;
     team_.each(team_.range(all + 1), [&](int i) {
       if (i == all) return void(s_.marks[i] = {items(), 0});
-      const int further = i - cuts.parts;
+      const int further = i - cuts.slices;
       if (further < 0 && cuts.each > 0) return void(s_.marks[i] = {i * cuts.each, 0});
       const wide halves = min(2 * further, cuts.longs + further);
-      const wide at = further < 0 ? quotient(i * cuts.end, wide(cuts.parts))
+      const wide at = further < 0 ? quotient(i * cuts.end, wide(cuts.slices))
                                   : cuts.end + quotient(halves * rest, wide(cuts.longs + behind));
       s_.marks[i] = boundary(at, snap, near);
     });
@@ -198,10 +198,10 @@ class Line {
 
   WL_FN wide cost_of(int visible) const { return z_.fixed + wide(z_.per_tile) * visible; }
 
-  WL_FN int fitting_columns(int columns) const {
-    if (items() <= columns) return columns / items() * items();
-    const int each = (items() - 1) / columns + 1;
-    return each <= z_.few ? items() / each : columns;
+  WL_FN int fitting_slices(int slices) const {
+    if (items() <= slices) return slices / items() * items();
+    const int each = (items() - 1) / slices + 1;
+    return each <= z_.few ? items() / each : slices;
   }
 
   WL_FN wide position(Mark mark) const {
@@ -212,12 +212,12 @@ class Line {
   }
 
   // All boundaries of all options: whole items or cuts, by all CTAs or by those that fit.
-  WL_FN void mark(int columns) {
+  WL_FN void mark(int slices) {
     int near = -1;  // place on the line of one head; boundaries of an option ascend
     int last_option = -1;
     wide snap = 0;
-    team_.each(team_.range(kOptions * (columns + 1)), [&](int at) {
-      const int option = at / (columns + 1), i = at % (columns + 1);
+    team_.each(team_.range(kOptions * (slices + 1)), [&](int at) {
+      const int option = at / (slices + 1), i = at % (slices + 1);
       const int working = option % 2 == 0 ? fitting_ : working_;
       if (option != last_option) {
         last_option = option;
@@ -269,8 +269,8 @@ class Line {
   Team& team_;
   Scratch& s_;
   int tiles_, heads_;
-  int working_ = 0, fitting_ = 0;  // columns that get work at most
-  SharedParts parts_ = {0, 0};
+  int working_ = 0, fitting_ = 0;  // slices that get work at most
+  OwnAndShared slices_ = {0, 0};
   bool is_by_tile_ = false;
   wide head_length_ = 0;
   mutable Steps<int> head_of_item_;

@@ -92,7 +92,7 @@ class Planner : public PlannerBase<K, Team, Planner<K, Team>> {
     if (plan_.tiles() == 0) return;
     plan_.ask_mask();
     auto line = plan_.lay(p_.heads_per_line);
-    line.choose(p_.columns);
+    line.choose(p_.slices);
     plan_.adopt(line, p_.lines);
   }
 

@@ -115,7 +115,7 @@ class RolePlan {
   // Takes boundaries that have been found, for so many lines.
   WL_FN void adopt(const Line<Params, Team>& line, int lines) {
     lines_ = lines;
-    parts_ = line.parts();
+    slices_ = line.slices();
     heads_ = line.heads();
     marks_ = line.best();
     is_by_tile_ = line.is_by_tile();
@@ -129,32 +129,32 @@ class RolePlan {
   }
   // How many lists there are, and how many items CTAs have for their own: none as long as no
   // boundaries were taken.
-  WL_FN SharedParts lists() const { return {lines_ * parts_.own, lines_ * parts_.shared}; }
-  WL_FN int own_items() const { return parts_.own > 0 ? lines_ * items_before(parts_.own) : 0; }
+  WL_FN OwnAndShared lists() const { return {lines_ * slices_.own, lines_ * slices_.shared}; }
+  WL_FN int own_items() const { return slices_.own > 0 ? lines_ * items_before(slices_.own) : 0; }
 
-  // Writes where the lists of all columns begin.
+  // Writes where the lists of all slices begin.
   WL_FN void write_indptr(const Offsets& offsets = {}) {
     offsets_ = offsets;
-    team_.each(team_.range(columns()), [&](int i) {
-      const Column here = column(i);
+    team_.each(team_.range(slices()), [&](int i) {
+      const Slice here = slice(i);
       team_.each({0, lines_}, [&](int line) {
         p_.cta_indptr[list_index(i, line)] = here.begin + line * here.items;
       });
     });
   }
 
-  // A host writes column by column; a device writes pieces and whole items side by side, by
+  // A host writes slice by slice; a device writes pieces and whole items side by side, by
   // different warps.
   WL_FN void write_items(const Offsets& offsets = {}) {
     offsets_ = offsets;
     run_of_item_ = Steps<int>(run());  // kept from before, it would take registers
     if constexpr (Team::kIsHost) {
-      team_.each({0, columns()}, [&](int i) {
+      team_.each({0, slices()}, [&](int i) {
         write_pieces(i, {0, lines_});
-        write_column(i);
+        write_slice(i);
       });
     } else {
-      team_.each_line(columns(), lines_, [&](int i, Range lines) { write_pieces(i, lines); });
+      team_.each_line(slices(), lines_, [&](int i, Range lines) { write_pieces(i, lines); });
       write_side_by_side();
     }
   }
@@ -178,7 +178,7 @@ class RolePlan {
 
   // Numbers the cuts along the line, and finds the key of each.
   WL_FN void count_cuts() {
-    const Range mine = team_.range(columns() + 1);
+    const Range mine = team_.range(slices() + 1);
     wide found = 0, total = 0;
     team_.each(mine, [&](int i) { found += cut_at(i); });
     wide before = team_.before(found, total);
@@ -196,7 +196,7 @@ class RolePlan {
 
   // Read again where they are asked for: a device has no registers for them.
   WL_FN CutCount cuts_of_line() const {
-    return parts_.own > 0 ? s_.counts[columns()] : CutCount{0, 0};
+    return slices_.own > 0 ? s_.counts[slices()] : CutCount{0, 0};
   }
 
   // 1 for a boundary that cuts an item where none before it does, and 2^32 if none before it cuts
@@ -209,23 +209,23 @@ class RolePlan {
     return before.visible != mark.visible;
   }
 
-  WL_FN int columns() const { return parts_.own + parts_.shared; }
-  // The list of the CTA at this line of column i.
+  WL_FN int slices() const { return slices_.own + slices_.shared; }
+  // The list of the CTA at this line of slice i.
   WL_FN int list_index(int i, int line) const {
-    const int cta = i * lines_ + line, own = lines_ * parts_.own;
+    const int cta = i * lines_ + line, own = lines_ * slices_.own;
     return cta < own ? z_.own_lists + offsets_.cta + cta : z_.shared_lists + cta - own;
   }
-  // Items before column i on one line.
+  // Items before slice i on one line.
   WL_FN int items_before(int i) const { return marks_[i].item + s_.counts[i].cuts; }
 
-  // The CTAs of one column: how many items they have, of these partial ones at their begin and end.
-  struct Column {
+  // The CTAs of one slice: how many items they have, of these partial ones at their begin and end.
+  struct Slice {
     int begin, items, lead, trail;
   };
-  WL_FN Column column(int i) const {
+  WL_FN Slice slice(int i) const {
     const Mark first = marks_[i], last = marks_[i + 1];
     const int begin = items_before(i);
-    const int offset = i < parts_.own ? offsets_.item : offsets_.shared_item;
+    const int offset = i < slices_.own ? offsets_.item : offsets_.shared_item;
     return {offset + lines_ * begin, items_before(i + 1) - begin, first.visible > 0,
             last.visible > 0 && last.item > first.item};
   }
@@ -254,7 +254,7 @@ class RolePlan {
     return item;
   }
 
-  // The first item of the CTA at this line of column i, of which `work` is that of the first line.
+  // The first item of the CTA at this line of slice i, of which `work` is that of the first line.
   WL_FN void write_opening(int i, int line, const WorkItem& work) {
     Opening<K>& opening = reinterpret_cast<Opening<K>*>(p_.openings)[list_index(i, line)];
     opening.item = work;
@@ -262,10 +262,10 @@ class RolePlan {
     opening.segment = batch_.template segment<Segment>(work.segment);
   }
 
-  // The whole items of column i. A thread alone writes faster from neighbour to neighbour than from
+  // The whole items of slice i. A thread alone writes faster from neighbour to neighbour than from
   // line to line.
-  WL_FN void write_column(int i) {
-    const Column here = column(i);
+  WL_FN void write_slice(int i) {
+    const Slice here = slice(i);
     const int first = marks_[i].item + here.lead, whole = marks_[i + 1].item - first;
     WorkItem* const items = reinterpret_cast<WorkItem*>(p_.items) + here.begin + here.items - whole;
     int number = run_of_item_.of(first), within = first - number * run();
@@ -283,12 +283,12 @@ class RolePlan {
   // All whole items.
   WL_FN void write_side_by_side() {
     const auto first_whole = [this](int i) { return marks_[i].item + (marks_[i].visible > 0); };
-    int i = -1;  // column of the item; items ascend
+    int i = -1;  // slice of the item; items ascend
     const auto write_whole = [&](int item, Range lines) {
-      if (i < 0) i = last_not_above(columns(), item, first_whole);
-      while (i + 1 < columns() && first_whole(i + 1) <= item) ++i;
+      if (i < 0) i = last_not_above(slices(), item, first_whole);
+      while (i + 1 < slices() && first_whole(i + 1) <= item) ++i;
       if (marks_[i + 1].item <= item) return;  // it is cut
-      const Column here = column(i);
+      const Slice here = slice(i);
       const WorkItem work = item_of(item);
       const int before = here.trail + item - marks_[i].item;  // items of the CTA
       for (int line = lines.begin; line < lines.end; ++line) {
@@ -296,13 +296,13 @@ class RolePlan {
         if (before == 0) write_opening(i, line, work);
       }
     };
-    team_.each_line(items(), lines_, write_whole, columns());
+    team_.each_line(items(), lines_, write_whole, slices());
   }
 
-  // The partial items of column i, which come first in each CTA, and the merge that one opens.
+  // The partial items of slice i, which come first in each CTA, and the merge that one opens.
   WL_FN void write_pieces(int i, Range lines) {
     const Mark first = marks_[i], last = marks_[i + 1];
-    const Column here = column(i);
+    const Slice here = slice(i);
     if (here.items == 0) return;
     const bool opens = last.visible > 0 && (last.item > first.item || first.visible == 0);
     for (int piece = 0; piece < here.lead + opens; ++piece) {
@@ -313,7 +313,7 @@ class RolePlan {
   }
 
   // The piece before boundary i + 1 opens its item; the one that leads ends there, or before.
-  WL_FN void write_piece(int i, const Column& here, int piece, bool leads, Range lines) {
+  WL_FN void write_piece(int i, const Slice& here, int piece, bool leads, Range lines) {
     const int item_index = leads ? marks_[i].item : marks_[i + 1].item;
     WorkItem work = item_of(item_index);
     if (leads) work.kv_begin = s_.cut_key[i];
@@ -335,7 +335,7 @@ class RolePlan {
   WL_FN void write_merge(int i, Range lines) {
     const CutCount count = s_.counts[i];
     const auto item = [this, i](int further) { return marks_[i + further].item; };
-    const int most = columns() + 1 - i;
+    const int most = slices() + 1 - i;
     int reach = 1;  // few boundaries cut one item
     while (reach < most && item(reach) <= marks_[i].item) reach *= 2;
     const int last = i + last_not_above(min(reach, most), marks_[i].item, item);
@@ -355,8 +355,8 @@ class RolePlan {
   Scratch s_;
   Batch<Params> batch_;
   int tiles_ = 0;
-  int lines_ = 1, heads_ = 0;   // heads of a line
-  SharedParts parts_ = {0, 0};  // columns
+  int lines_ = 1, heads_ = 0;  // heads of a line
+  OwnAndShared slices_ = {0, 0};
   Offsets offsets_;
   bool has_several_ = false;
   bool is_by_tile_ = false;

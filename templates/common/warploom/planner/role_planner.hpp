@@ -21,24 +21,24 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
  private:
   using Base::p_, Base::team_;
 
-  // Each CTA has a part of the line, may leave rounds of whole items, and two ends.
+  // Each CTA has a slice of the line, may leave rounds of whole items, and two ends.
   WL_FN static RoleShape shape_of_prefills(const Params& p) {
     RoleShape z = shape_of_all(p);
-    z.max_columns = (kMostRounds + 2) * p.active_ctas;
-    z.max_marks = z.max_columns + 1;
+    z.max_slices = (kMostRounds + 2) * p.active_ctas;
+    z.max_marks = z.max_slices + 1;
     z.fewest = p.decode_rows + 1;
     z.shared_lists = kSharedPrefills * p.num_ctas;
     return z;
   }
-  // Each CTA has a part of a line, which is the best of the options, or may leave two.
+  // Each CTA has a slice of a line, which is the best of the options, or may leave two.
   WL_FN static RoleShape shape_of_decodes(const Params& p) {
     RoleShape z = shape_of_all(p);
     z.rows = p.decode_rows, z.keys = p.decode_keys;
     z.fixed = p.decode_fixed, z.per_tile = p.decode_per_tile;
     z.grain = p.decode_grain, z.partial = p.decode_partial;
     z.max_tiles = p.max_requests;
-    z.max_columns = 3 * p.active_ctas;
-    z.max_marks = kOptions * (p.active_ctas + 1);  // not fewer than parts
+    z.max_slices = 3 * p.active_ctas;
+    z.max_marks = kOptions * (p.active_ctas + 1);  // not fewer than slices
     z.role = 1;
     z.most = p.decode_rows;
     z.own_lists = kDecodeLists * p.num_ctas, z.shared_lists = kSharedDecodes * p.num_ctas;
@@ -67,8 +67,8 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
       const Grid grid = grid_of(max(1, first_prefill_));
       decodes.take_heads(grid.heads);
       const bool is_shared =
-          has_prefills && first_prefill_ > 1 && decodes.share_decodes(grid.columns);
-      if (!is_shared) decodes.choose(grid.columns);
+          has_prefills && first_prefill_ > 1 && decodes.share_decodes(grid.slices);
+      if (!is_shared) decodes.choose(grid.slices);
       decode_.adopt(decodes, grid.lines);
     }
   }
@@ -105,7 +105,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
   WL_FN void sign(PlanStatus status) {
     const bool is_good = status == PlanStatus::kGood;
     PlanTotals totals = {0, 0, 0};
-    SharedParts prefills = {0, 0}, decodes = {0, 0};  // lists
+    OwnAndShared prefills = {0, 0}, decodes = {0, 0};  // lists
     if (is_good) {
       const PlanTotals prefill = prefill_.totals(), decode = decode_.totals();
       totals = {prefill.items + decode.items, prefill.merges + decode.merges,
@@ -127,7 +127,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
   }
 
   // Lists without items, which lie behind those that have some.
-  WL_FN void fill_between(const SharedParts& prefills, const SharedParts& decodes, int items) {
+  WL_FN void fill_between(const OwnAndShared& prefills, const OwnAndShared& decodes, int items) {
     const int first = first_prefill_, ctas = p_.num_ctas;
     const int own_items = prefill_.own_items(), own = own_items + decode_.own_items();
     const int shared_decodes = items - decode_.totals().items + decode_.own_items();

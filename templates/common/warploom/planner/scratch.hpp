@@ -18,14 +18,14 @@ struct CutCount {
 struct Scratch {
   wide* begin;       // [tiles + 1] where the items of a line begin
   wide* sort;        // [2 * tiles that are sorted]
-  Mark* marks;       // [max_marks]; of options, [kOptions][columns + 1]
-  CutCount* counts;  // [columns + 1]
+  Mark* marks;       // [max_marks]; of options, [kOptions][slices + 1]
+  CutCount* counts;  // [slices + 1]
   Range* keys;       // [tiles] visible keys
   int* visible;      // [tiles] visible key tiles
   int* segment;      // [tiles]
   int* order;        // [tiles] tile at each place of a line
   int* first_tile;   // [segments + 1]
-  int* cut_key;      // [columns + 1] key at which a boundary cuts its item
+  int* cut_key;      // [slices + 1] key at which a boundary cuts its item
   char* end;         // where another may begin
 
   WL_FN Scratch(const RoleShape& z, char* memory) {
@@ -33,13 +33,13 @@ struct Scratch {
     free.take(begin, z.max_tiles + 1);
     free.take(sort, 2 * min(z.max_tiles, z.max_requests));
     free.take(marks, z.max_marks);
-    free.take(counts, z.max_columns + 1);
+    free.take(counts, z.max_slices + 1);
     free.take(keys, z.max_tiles);
     free.take(visible, z.max_tiles);
     free.take(segment, z.max_tiles);
     free.take(order, z.max_tiles);
     free.take(first_tile, z.max_requests + 1);
-    free.take(cut_key, z.max_columns + 1);
+    free.take(cut_key, z.max_slices + 1);
     end = free.end();
   }
 };

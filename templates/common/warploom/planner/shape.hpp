@@ -10,7 +10,7 @@ struct RoleShape {
   int rows, keys;                          // of a tile
   int fixed, per_tile, grain, partial;     // costs; see scheduler/model/cost.py
   int few, snap, max_tiles, max_requests;  // as in the parameters
-  int max_columns, max_marks;              // room for columns of a line, and for boundaries
+  int max_slices, max_marks;               // room for slices of a line, and for boundaries
   int role;
   int fewest, most;             // fused rows of the segments that take it
   int own_lists, shared_lists;  // begin there: one for each CTA, and those that CTAs claim
@@ -28,20 +28,20 @@ WL_FN RoleShape shape_of_all(const Params& p) {
   z.rows = p.rows, z.keys = p.keys;
   z.fixed = p.fixed, z.per_tile = p.per_tile, z.grain = p.grain, z.partial = p.partial;
   z.few = p.few, z.snap = p.snap, z.max_tiles = p.max_tiles, z.max_requests = p.max_requests;
-  z.max_columns = p.columns;
-  z.max_marks = kOptions * (p.columns + 1);
+  z.max_slices = p.slices;
+  z.max_marks = kOptions * (p.slices + 1);
   z.fewest = 1, z.most = 0x7fffffff;
   return z;
 }
 
-// Equal lines of items, and the heads and columns of each: `Grid` of
+// Equal lines of items, and the heads and slices of each: `Grid` of
 // scheduler/partition/stream_k.py.
 struct Grid {
-  int lines, heads, columns;
+  int lines, heads, slices;
 };
 
-// What CTAs have for their own, and what they claim: columns of a line, or lists of a role.
-struct SharedParts {
+// What CTAs have for their own, and what they claim: slices of a line, or lists of a role.
+struct OwnAndShared {
   int own, shared;
 };
 

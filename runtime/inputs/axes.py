@@ -1,4 +1,4 @@
-"""Sizes of extra tensors: what the dimensions of each role must measure for a batch."""
+"""Sizes of extra tensors: what the dimensions of each axis must measure for a batch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _FLEX: dict[str | int, str] = {
 }
 
 
-def role_sizes(geometry: Geometry, batch: Batch) -> dict[str, int]:
-    """Length of a dimension of each role for this batch: heads exactly, others at least."""
+def axis_sizes(geometry: Geometry, batch: Batch) -> dict[str, int]:
+    """Length of a dimension of each axis for this batch: heads exactly, others at least."""
     return {
         "batch": batch.num_requests,
         "q_head": geometry.num_q_heads,
@@ -49,7 +49,7 @@ def lane_sizes(traced: TracedVariant, dim_qk: int, dim_v: int) -> dict[str, dict
 
 
 def reserved_sizes(bounds: Bounds) -> dict[str, int]:
-    """The largest length of a dimension of each role that depends on the batch."""
+    """The largest length of a dimension of each axis that depends on the batch."""
     return {
         "batch": bounds.max_requests,
         "kv_pos": bounds.max_kv_len,

@@ -39,15 +39,15 @@ from warploom.runtime.strategies.strategy import Planned, Read
 from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.cost import CostModel
 from warploom.scheduler.model.problem import TOLERANCE, WORTH_CUTTING, WORTH_SAVING
-from warploom.scheduler.model.roles import COLUMNS, MOST_CTAS, RolePrices
+from warploom.scheduler.model.roles import MOST_CTAS, SLICES, RolePrices
 from warploom.scheduler.partition.balance import TRIED
 from warploom.scheduler.partition.role_lists import DECODES_SHARED, SHARED
 from warploom.scheduler.partition.stream_k import FEW, IDLE, SNAP, Grid
 from warploom.scheduler.plans.capacity import Capacity, WorkspaceSize
 from warploom.scheduler.plans.unpack import unpack, unpack_batch
 
-_KEPT = 16  # choices that have places
-_SIZES = 4  # places of a choice: making one takes longer than a plan
+_KEPT = 16  # choices that have size classes
+_SIZES = 4  # classes of a choice: making one takes longer than a plan
 _MOST_LOAD = 2**47  # what `queued` of levelling.hpp leaves for loads, beside a CTA's number
 _MOST_PRICE = 2**62  # what other planners count with
 _LIST_NUMBERS = SHARING_TILES, TOLERANCE, WORTH_CUTTING, WORTH_SAVING, TRIED
@@ -76,7 +76,7 @@ class Site:
         active_ctas: CTAs that may get work.
         numbers: `PlannerSpec.site` of `codegen.planner_source`.
         max_tiles: query tiles that batches within the room's bounds have.
-        columns: CTAs of a line; of two roles, two for each CTA, for the threads of a device.
+        slices: CTAs of a line; of two roles, two for each CTA, for the threads of a device.
         scratch: bytes that a planner works in.
         is_counted: its CTAs and loads are numbers that compiled planners can count with.
     """
@@ -85,7 +85,7 @@ class Site:
     active_ctas: int
     numbers: tuple[int, ...]
     max_tiles: int
-    columns: int
+    slices: int
     scratch: int
     is_counted: bool
 
@@ -114,24 +114,24 @@ class Site:
         tiles = room.bounds.max_q_rows * heads.group_size // tile.rows + requests
         numbers: tuple[int, ...] = (
             storage, kv_format.block_kv, requests, tiles,
-            room.num_ctas, grid.lines, grid.heads, grid.columns, tile.rows, tile.keys,
+            room.num_ctas, grid.lines, grid.heads, grid.slices, tile.rows, tile.keys,
             heads.group_size, heads.num_q, heads.num_kv,
             cost.fixed, cost.per_tile, cost.grain, cost.partial, FEW, SNAP,
         )  # fmt: skip
         if lists is not None:
             longest = cost.of_longest(max_kv_len, tile.keys)
             is_counted = room.num_ctas <= MOST_CTAS and tiles * heads.num_kv * longest < _MOST_LOAD
-            scratch = list_scratch_bytes(tiles, requests, grid.columns, heads.num_kv, room.num_ctas)
+            scratch = list_scratch_bytes(tiles, requests, grid.slices, heads.num_kv, room.num_ctas)
             numbers += (active_ctas, lists.cached_keys or 0, *_LIST_NUMBERS)
-            return cls(room, active_ctas, numbers, tiles, grid.columns, scratch, is_counted)
+            return cls(room, active_ctas, numbers, tiles, grid.slices, scratch, is_counted)
         if prices is None or tile.decode is None:
             # the length of all lines is multiplied by numbers of CTAs
             longest = cost.of_longest(max_kv_len, tile.keys)
             is_counted = tiles * heads.num_kv * longest * active_ctas < _MOST_PRICE
-            scratch = scratch_bytes(tiles, requests, grid.columns)
-            return cls(room, active_ctas, numbers, tiles, grid.columns, scratch, is_counted)
+            scratch = scratch_bytes(tiles, requests, grid.slices)
+            return cls(room, active_ctas, numbers, tiles, grid.slices, scratch, is_counted)
         more = _role_numbers(tile, active_ctas, prices)
-        scratch = role_scratch_bytes(tiles, requests, active_ctas, COLUMNS)
+        scratch = role_scratch_bytes(tiles, requests, active_ctas, SLICES)
         longest = sum(
             unit * CostModel.for_stream_k(role.rows, role.keys).of_longest(max_kv_len, role.keys)
             for role, unit in zip((tile, tile.decode), prices.units, strict=True)
@@ -166,7 +166,7 @@ def _role_numbers(tile: TileConfig, active_ctas: int, prices: RolePrices) -> tup
 
 
 @dataclass(frozen=True)
-class Place:
+class SizeClass:
     """Where native plans of batches of about one size go.
 
     Attributes:
@@ -206,7 +206,7 @@ class Place:
         )
 
 
-class Places:
+class SizeClasses:
     """Native plans of one wrapper.
 
     Attributes:
@@ -216,28 +216,28 @@ class Places:
     def __init__(self, rules: Rules, kernels: Kernels, memory: PlanMemory) -> None:
         self.rules, self.memory = rules, memory
         self._kernels = kernels
-        self._last: Place | None = None
+        self._last: SizeClass | None = None
         # steps with and without a prefill come in turn
-        self._of_choices: dict[tuple[int, bool], list[Place]] = {}
+        self._of_choices: dict[tuple[int, bool], list[SizeClass]] = {}
 
-    def of(self, batch: Measured | OnDevice, choice: TileChoice) -> Place:
+    def of(self, batch: Measured | OnDevice, choice: TileChoice) -> SizeClass:
         """Where the plan of a batch for a tile goes."""
         rules, declared = self.rules, self.rules.options.bounds
         stream_k = rules.uses_stream_k(batch, choice.tile)
-        key = id(choice), stream_k  # places keep their choices
+        key = id(choice), stream_k  # classes keep their choices
         found = self._of_choices.get(key, [])
-        for place in found:
-            if place.suits(batch, choice, declared):
+        for size_class in found:
+            if size_class.suits(batch, choice, declared):
                 break
         else:
-            place = self._made(batch, choice, stream_k)
+            size_class = self._made(batch, choice, stream_k)
             if not found and len(self._of_choices) >= _KEPT:
                 self._of_choices.clear()
-            self._of_choices[key] = [place, *found[: _SIZES - 1]]
-        self._last = place
-        return place
+            self._of_choices[key] = [size_class, *found[: _SIZES - 1]]
+        self._last = size_class
+        return size_class
 
-    def _made(self, batch: Measured | OnDevice, choice: TileChoice, stream_k: bool) -> Place:
+    def _made(self, batch: Measured | OnDevice, choice: TileChoice, stream_k: bool) -> SizeClass:
         rules, kernel = self.rules, self._kernels.get(choice)
         room, size = self.memory.fit(batch.least_bounds, kernel)
         lists = None if stream_k else Lists(rules.piece_keys, rules.cached_keys)
@@ -245,16 +245,19 @@ class Places:
             rules.spec.kv_format, rules.heads, kernel.tile, room, rules.active_ctas(kernel),
             rules.prices(kernel.tile), lists,
         )  # fmt: skip
-        return Place(choice, kernel, site, size, lists)
+        return SizeClass(choice, kernel, site, size, lists)
 
-    def planned(self, batch: Measured | OnDevice, place: Place, inputs: Inputs, by: str) -> Planned:
+    def planned(
+        self, batch: Measured | OnDevice, size_class: SizeClass, inputs: Inputs, by: str
+    ) -> Planned:
         """What was planned into the workspace just now."""
-        self.memory.point_to(place.site.room)
-        unpacked = partial(self._unpacked, place, self.memory.number)
+        self.memory.point_to(size_class.site.room)
+        unpacked = partial(self._unpacked, size_class, self.memory.number)
         if isinstance(batch, OnDevice) and is_capturing(self.rules.device):
             unpacked = partial(unpacked, captured=batch.tensors)
-        read = partial(self._read, place, unpacked, dict(inputs.scalars), dict(inputs.known))
-        return Planned(batch, place.choice, place.kernel, place.size, by, read, is_native=True)
+        read = partial(self._read, size_class, unpacked, dict(inputs.scalars), dict(inputs.known))
+        choice, kernel, size = size_class.choice, size_class.kernel, size_class.size
+        return Planned(batch, choice, kernel, size, by, read, is_native=True)
 
     def verify(self, planned: Planned, inputs: Inputs) -> None:
         """Read the last plan anew, lest one is kept that memory has lost, and check it.
@@ -262,28 +265,31 @@ class Places:
         Raises:
             PlanInvalid: what is wrong with it.
         """
-        place = self._last
-        assert place is not None  # there is a plan
-        packed = self.memory.packed(place.site.room)
-        check_header(packed, place.site.room, planned.by)
+        size_class = self._last
+        assert size_class is not None  # there is a plan
+        packed = self.memory.packed(size_class.site.room)
+        check_header(packed, size_class.site.room, planned.by)
         known = dict(inputs.known)
         if isinstance(planned.batch, OnDevice):  # which has asked the mask with values from there
             known |= {name: _on_host(inputs.tensors[name]) for name in inputs.mask_tensors}
-        unpacked = partial(self._unpacked, place, self.memory.number)
-        plan, visibility, _ = self._read(place, unpacked, dict(inputs.scalars), known)
+        unpacked = partial(self._unpacked, size_class, self.memory.number)
+        plan, visibility, _ = self._read(size_class, unpacked, dict(inputs.scalars), known)
         if int(plan.header["status"][0]) == GOOD:
             qo, kv, last, indices = (*planned.given, None, None)[:4]
             batch = make_batch(self.rules.spec.kv_format, qo, kv, indices, last)
             check_batch(plan, batch.segments, batch.indices, planned.by)
-        verify_planned(plan, visibility, place.site.room, packed, planned.by)
+        verify_planned(plan, visibility, size_class.site.room, packed, planned.by)
 
     def _unpacked(
-        self, place: Place, number: int, captured: tuple[torch.Tensor | None, ...] | None = None
+        self,
+        size_class: SizeClass,
+        number: int,
+        captured: tuple[torch.Tensor | None, ...] | None = None,
     ) -> _Unpacked:
         """The bytes of a plan in the workspace, and their batch.
 
         Args:
-            place: where it lies.
+            size_class: where it lies.
             number: which plan it is.
             captured: the lengths on the device, if only replays of a CUDA graph make the plan.
 
@@ -295,15 +301,16 @@ class Places:
         if number != self.memory.number:
             raise NotPlanned(what="another plan() has taken the place of the one asked for")
         self.memory.workspace.check_held()
-        packed, kv_format = self.memory.packed(place.site.room), self.rules.spec.kv_format
-        if captured is not None and not holds_plan_of(captured, packed, place.site.room, kv_format):
+        room, kv_format = size_class.site.room, self.rules.spec.kv_format
+        packed = self.memory.packed(room)
+        if captured is not None and not holds_plan_of(captured, packed, room, kv_format):
             raise NotReplayed
-        segments, indices = unpack_batch(packed, place.site.room, kv_format.block_kv)
+        segments, indices = unpack_batch(packed, room, kv_format.block_kv)
         return packed, Arrays(segments, indices, segments["q_len"], segments["kv_len"])
 
     def _read(
         self,
-        place: Place,
+        size_class: SizeClass,
         unpacked: Callable[[], _Unpacked],
         scalars: dict[str, Any],
         known: dict[str, Any],
@@ -311,9 +318,10 @@ class Places:
         """The plan that was unpacked."""
         packed, arrays = unpacked()
         visibility = self.rules.visibility(arrays, scalars, known)
-        problem = self.rules.problem(arrays.segments, place.kernel, visibility)
-        problem = replace(problem, stream_k=place.lists is None)
-        return Read(unpack(packed, place.site.room, problem, arrays.indices), visibility, arrays)
+        problem = self.rules.problem(arrays.segments, size_class.kernel, visibility)
+        problem = replace(problem, stream_k=size_class.lists is None)
+        plan = unpack(packed, size_class.site.room, problem, arrays.indices)
+        return Read(plan, visibility, arrays)
 
 
 def _on_host(tensor: torch.Tensor) -> npt.NDArray[Any]:

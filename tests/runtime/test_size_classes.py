@@ -12,8 +12,8 @@ import warploom as wl
 from warploom.errors import ArgumentError, NotPlanned
 from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads
-from warploom.runtime.strategies import places
-from warploom.runtime.strategies.places import Lists, Site
+from warploom.runtime.strategies import size_classes
+from warploom.runtime.strategies.size_classes import Lists, Site
 from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.roles import RolePrices
 from warploom.scheduler.plans.capacity import capacity
@@ -87,7 +87,7 @@ def test_steps_of_several_sizes_make_no_places_anew(made_sites: list[Site]) -> N
 
 
 def test_few_places_are_kept(made_sites: list[Site], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "_KEPT", 1)
+    monkeypatch.setattr(size_classes, "_KEPT", 1)
     attention = wrapper()
     for turn in range(4):
         attention.plan(*STEPS[turn % 2])
@@ -113,7 +113,7 @@ def test_loads_beyond_what_compiled_planners_count_are_planned_by_numpy(
     attention.plan(rows, lengths)
     assert attention.planned is not None and attention.planned.by == "the host, natively"
     native = attention.planned.plan
-    monkeypatch.setattr(places, "_MOST_LOAD", 100)
+    monkeypatch.setattr(size_classes, "_MOST_LOAD", 100)
     other.plan(rows, lengths)
     assert other.planned is not None and other.planned.by == "NumPy"
     assert not native.problem.stream_k
