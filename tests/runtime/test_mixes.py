@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,6 @@ def test_the_fewest_rows_that_hold_the_decodes_are_chosen(rows: int, chosen: int
     )
     mixes = mixes_of(wrapper, 4)
     assert mixes.may_be(batch.sizes)
-    inputs = wrapper._inputs
-    found = mixes.choice(132, lambda sizes: planner.count(batch.lengths, inputs, sizes))
+    count: Any = partial(planner.count, batch.lengths, wrapper._inputs)
+    found = mixes.choice(132, count)
     assert found is (None if chosen is None else CHOICES[chosen])
