@@ -112,9 +112,9 @@ def input_fields(variant: TracedVariant) -> list[ParamField]:
         c_type = f"{'' if is_written else 'const '}{tensor.dtype.c_name}*"
         meaning = "recorded values" if is_written else "tensor input"
         fields.append(ParamField(c_type, f"x_{tensor.name}", meaning))
-        for axis in range(len(tensor.axes)):
-            fields.append(ParamField("long long", f"x_{tensor.name}_s{axis}", "its stride"))
-            fields.append(ParamField("int", f"x_{tensor.name}_n{axis}", "its size"))
+        for dim in range(len(tensor.axes)):
+            fields.append(ParamField("long long", f"x_{tensor.name}_s{dim}", "its stride"))
+            fields.append(ParamField("int", f"x_{tensor.name}_n{dim}", "its size"))
     return fields
 
 

@@ -81,7 +81,7 @@ class KernelSpec(ABC):
 
         Args:
             language: for a device or for the host.
-            plan_structs: C text of the plan records (`scheduler.layout.c_structs()`).
+            plan_structs: C text of the plan records (`scheduler.model.layout.c_structs()`).
 
         Raises:
             UnsupportedSpec: the variant calls a custom function without text in this language.

@@ -1,6 +1,7 @@
-"""Source of the planner that hosts and devices run: one algorithm, one text per mask.
+"""Source of the planners that hosts and devices run: one text per mask.
 
-The algorithm lies in `templates/common/warploom/planner/`; rendered text adds the records, the
+The algorithms lie in `templates/common/warploom/planner/` and, longest first, for hosts alone, in
+`templates/cpu/warploom/host_planner/`; rendered text adds the records, the
 parameters and the mask's interval analysis. Tile sizes, heads and formats are parameters, so all
 variants without a mask share one planner.
 """
@@ -145,7 +146,7 @@ class PlannerSpec(KernelSpec):
     def _header(self) -> str:
         """Which file has the algorithm."""
         if self.longest_first:
-            return "host_planner/list_planner"
+            return "host_planner/longest_first_planner"
         return "planner/role_planner" if self.has_roles else "planner/planner"
 
     @property
@@ -210,7 +211,7 @@ def _scratch_bytes(max_tiles: int, max_requests: int, slices: int, marks: int) -
 def list_scratch_bytes(
     max_tiles: int, max_requests: int, slices: int, num_kv_heads: int, num_ctas: int
 ) -> int:
-    """The same of `Memory` in list_planner.hpp, with what levelling.hpp takes behind it."""
+    """The same of `Memory` in longest_first_planner.hpp, with what levelling.hpp takes."""
     tiles = -(-scratch_bytes(max_tiles, max_requests, slices) // 8) * 8
     items = (16 + 12) * max_tiles * num_kv_heads
     ctas = (8 + 4 + 4) * num_ctas + 8 + 4

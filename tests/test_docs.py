@@ -55,7 +55,7 @@ def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_files_that_contributing_names_are_there() -> None:
     named = re.findall(r"`([\w/]+\.(?:py|hpp|cuh))`", (ROOT / "CONTRIBUTING.md").read_text())
     tops = ["warploom", "dsl", "codegen", "scheduler", "runtime", "templates", "serving", "engines"]
-    tops += ["tests", "docs"]
+    tops += ["tests", "docs", "benchmarks"]
     found = [path for top in tops for path in (ROOT / top).rglob("*.*")]
     paths = [f"/{path.relative_to(ROOT).as_posix()}".replace("/warploom/", "/") for path in found]
     paths += [f"/warploom{path}" for path in paths]  # of the folder that is named so

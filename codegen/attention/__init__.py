@@ -1,1 +1,1 @@
-"""The attention kernel: its templates, their tiles, what those cost, and which a batch gets."""
+"""The attention kernel: its templates, with what was measured of their tiles."""

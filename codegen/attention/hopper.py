@@ -9,7 +9,7 @@ from typing import Literal
 
 from warploom.codegen.attention.hopper_registers import WARPGROUP_ROWS, Registers, split
 from warploom.codegen.attention.portable import stages_obstacle
-from warploom.codegen.attention.rates import ComposedRates, Rates, Recorded, Sizes
+from warploom.codegen.attention.rates import ComposedRates, Rates, Recorded, TileSizes
 from warploom.codegen.attention.shared_memory import (
     TILE_ALIGN,
     Region,
@@ -49,7 +49,7 @@ _ON_H200 = Recorded(
         "hopper 192": Rates(flops=3.44, launch=10.9, item=1.87, merge=2.77),
     },
     wide_heads={"hopper 128": Rates(flops=5.62, launch=9.2, item=4.2, merge=5.8)},
-    composed={Sizes(128, 128, 8): ComposedRates(launch=16.8, read=0, walk=17.3, item=2.03)},
+    composed={TileSizes(128, 128, 8): ComposedRates(launch=16.8, read=0, walk=17.3, item=2.03)},
 )
 
 

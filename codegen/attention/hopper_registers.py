@@ -39,7 +39,7 @@ _FOR_COLUMN_STATES, _ENOUGH_FOR_BOTH = 16, 88
 
 @dataclass(frozen=True)
 class Registers:
-    """Of a thread of each role; all 0 where two groups keep what they were launched with.
+    """Of a thread of each group; all 0 where two groups keep what they were launched with.
 
     That is as many as a thread can name.
     """

@@ -41,7 +41,7 @@ class ComposedRates:
     item: float
 
 
-class Sizes(NamedTuple):
+class TileSizes(NamedTuple):
     """Of a tile."""
 
     rows: int
@@ -62,4 +62,4 @@ class Recorded:
 
     small_heads: Mapping[str, Rates] = field(default_factory=dict)
     wide_heads: Mapping[str, Rates] = field(default_factory=dict)
-    composed: Mapping[Sizes, ComposedRates] = field(default_factory=dict)
+    composed: Mapping[TileSizes, ComposedRates] = field(default_factory=dict)

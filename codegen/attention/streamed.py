@@ -13,7 +13,7 @@ from warploom.codegen.attention.portable import (
     Staged,
     stages_obstacle,
 )
-from warploom.codegen.attention.rates import ComposedRates, Rates, Recorded, Sizes
+from warploom.codegen.attention.rates import ComposedRates, Rates, Recorded, TileSizes
 from warploom.codegen.attention.template import Work
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileConfig
@@ -29,7 +29,7 @@ _ON_H200 = Recorded(
         "streamed by 4": Rates(flops=1.2, launch=8.9, item=0.31, merge=0.055),
         "streamed by 2": Rates(flops=0.811, launch=7.8, item=1.9, merge=8),
     },
-    composed={Sizes(16, 64, 2): ComposedRates(launch=12.7, read=6.52, walk=9.44, item=0.325)},
+    composed={TileSizes(16, 64, 2): ComposedRates(launch=12.7, read=6.52, walk=9.44, item=0.325)},
 )
 
 

@@ -11,7 +11,7 @@ from warploom.codegen.attention.portable import (
     mask_reads_inputs,
     stages_obstacle,
 )
-from warploom.codegen.attention.rates import ComposedRates, Rates, Recorded, Sizes
+from warploom.codegen.attention.rates import ComposedRates, Rates, Recorded, TileSizes
 from warploom.codegen.attention.template import SMALL_HEADS, Work
 from warploom.codegen.attention.two_roles import TwoRoles
 from warploom.codegen.compilers.arch import Arch
@@ -21,7 +21,7 @@ from warploom.dsl.types.spec import AttentionSpec
 _ON_H200 = Recorded(
     small_heads={"tall": Rates(flops=1.85, launch=10.7, item=0.0314, merge=11.4)},
     wide_heads={"tall": Rates(flops=2.08, launch=14, item=0.028, merge=8)},
-    composed={Sizes(64, 32, 2): ComposedRates(launch=18, read=3.05, walk=15.3, item=0.864)},
+    composed={TileSizes(64, 32, 2): ComposedRates(launch=18, read=3.05, walk=15.3, item=0.864)},
 )
 
 

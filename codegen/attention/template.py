@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from warploom.codegen.abi import ParamField, param_fields
-from warploom.codegen.attention.rates import ComposedRates, Rates, Recorded, Sizes
+from warploom.codegen.attention.rates import ComposedRates, Rates, Recorded, TileSizes
 from warploom.codegen.attention.shared_memory import SharedMemory
 from warploom.codegen.compilers.arch import THREADS_PER_CTA, Arch
 from warploom.codegen.kinds import KernelSpec, Language
@@ -144,7 +144,7 @@ class Template(ABC):
         Args:
             spec: what to compute.
             tile: sizes to compile for.
-            plan_structs: C text of the plan records (`scheduler.layout.c_structs()`).
+            plan_structs: C text of the plan records (`scheduler.model.layout.c_structs()`).
 
         Raises:
             UnsupportedSpec: there is an obstacle, or for the CPU, the variant calls a custom
@@ -226,7 +226,7 @@ class CudaTemplate(Template):
     def composed_rates(self, tile: TileConfig, arch: Arch) -> ComposedRates | None:
         """Of a tile in composed plans; None if no sweep had it."""
         found = self.recorded.get(arch.name, Recorded())
-        return found.composed.get(Sizes(tile.rows, tile.keys, tile.warps))
+        return found.composed.get(TileSizes(tile.rows, tile.keys, tile.warps))
 
     def is_known(self, tile: TileConfig, work: Work) -> bool:
         """Whether the model of costs holds for a tile and a batch."""

@@ -56,7 +56,8 @@ def tiles_weighed(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
     """Tiles that a model of costs chooses from, the highest last; none where there is no model."""
     if not is_covered(spec, arch):
         return []
-    found = (tile for template in CUDA for tile in template.weighed(spec, arch))
+    recorded = (template for template in CUDA if arch.name in template.recorded)
+    found = (tile for template in recorded for tile in template.weighed(spec, arch))
     return sorted(found, key=lambda tile: tile.rows)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from warploom.dsl.types.ir import Kind, node, var, walk
 from warploom.dsl.types.spec import TracedVariant
 
-# An axis is indexed by these positions as they are, or by these constants.
+# A dimension is indexed by these positions as they are, or by these constants.
 Indices = frozenset[str | int]
 # A row's number within its request is an expression of other positions (dsl/values/position.py).
 # It is made without a place in the code, which would be shown as that of every user's at.q_idx.
@@ -16,7 +16,7 @@ _Q_IDX = node("sub", Kind.INT, (var("q_pos"), _BEFORE_QUERIES))
 
 
 def direct_indices(traced: TracedVariant) -> dict[str, tuple[Indices, ...]]:
-    """For each tensor: what indexes each of its axes directly.
+    """For each tensor: what indexes each of its dimensions directly.
 
     Computed indices are left out: what they need depends on data, and loads clamp them.
     """
@@ -25,24 +25,24 @@ def direct_indices(traced: TracedVariant) -> dict[str, tuple[Indices, ...]]:
     }
     for load in walk(*traced.roots):
         if load.op == "load" and load.attr in found:
-            for axis, index in enumerate(load.args):
+            for dim, index in enumerate(load.args):
                 if index is _Q_IDX:
-                    found[str(load.attr)][axis].add("q_idx")
+                    found[str(load.attr)][dim].add("q_idx")
                 elif index.op == "var":
-                    found[str(load.attr)][axis].add(str(index.attr))
+                    found[str(load.attr)][dim].add(str(index.attr))
                 elif index.op == "const" and isinstance(index.attr, int):
-                    found[str(load.attr)][axis].add(index.attr)
-    return {name: tuple(map(frozenset, axes)) for name, axes in found.items()}
+                    found[str(load.attr)][dim].add(index.attr)
+    return {name: tuple(map(frozenset, dims)) for name, dims in found.items()}
 
 
 def needed_sizes(indices: tuple[Indices, ...], lengths: Mapping[str, int]) -> tuple[int, ...]:
-    """The least size of each axis.
+    """The least size of each dimension.
 
     Args:
-        indices: what indexes each axis directly.
+        indices: what indexes each dimension directly.
         lengths: one more than the largest value of each position.
     """
     return tuple(
-        max((lengths.get(i, 0) if isinstance(i, str) else i + 1 for i in axis), default=0)
-        for axis in indices
+        max((lengths.get(i, 0) if isinstance(i, str) else i + 1 for i in dim), default=0)
+        for dim in indices
     )

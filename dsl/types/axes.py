@@ -1,4 +1,4 @@
-"""Roles of a tensor's dimensions: how long they must be, and how that is told."""
+"""Axes of a tensor's dimensions: how long they must be, and how that is told."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _ALONE = "or give its mask_mod alone (mask_mod=block_mask.mask_mod), which holds
 class _States(np.ndarray[Any, Any]):
     """The table; captured, it becomes a field of these axes."""
 
-    axes: tuple[str | None, ...]
+    field_axes: tuple[str | None, ...]
 
 
 class BlockLists:
@@ -66,8 +66,10 @@ class BlockLists:
         has_whole = bool((self.states == WHOLE).any())
         many_batches, many_heads = (size > 1 for size in self.states.shape[:2])
         block_mask = self.states.view(_States)  # errors call it as the closure below does
-        block_mask.axes = ("batch" if many_batches else None, "q_head" if many_heads else None)
-        block_mask.axes += (None, None)
+        block_mask.field_axes = (
+            *("batch" if many_batches else None, "q_head" if many_heads else None),
+            *(None, None),
+        )
         rows, keys = self.sizes
 
         @functools.wraps(mask_mod)

@@ -80,7 +80,7 @@ class Captures:
             _refuse_odd(tensor, wish)
             name = self._free_name(wish)
             stored = _stored_type(tensor)
-            axes = getattr(tensor, "axes", (None,) * tensor.ndim)
+            axes = getattr(tensor, "field_axes", (None,) * tensor.ndim)
             field: Field = CapturedField(stored, axes) if axes else CapturedNumber(stored)
             field.name, field.owner = name, self.owner
             self.fields[name] = field

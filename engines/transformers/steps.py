@@ -17,7 +17,7 @@ from warploom.engines.page_lists import Lists, lists_of_places, lists_on_device
 from warploom.scheduler.model.bounds import Bounds
 
 # Fused rows for each request that bounds allow, at most: a device plans where requests have few
-# query tiles (`runtime.planning.planner`), so it is told of more requests where prompts are long.
+# query tiles (`runtime.strategies.planner`), so it is told of more requests where prompts are long.
 _FUSED_ROWS = 128
 
 

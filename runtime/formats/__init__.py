@@ -9,14 +9,11 @@ from functools import lru_cache
 from typing import Any
 
 from warploom.dsl.types import formats as declared
-from warploom.dsl.types.limits import MAX_LENGTH
-from warploom.errors import BadLength
-from warploom.runtime.formats.base import Arguments, Format
-from warploom.runtime.formats.batch import Batch, HostBatch, Measured
+from warploom.runtime.formats.base import Format
+from warploom.runtime.formats.batch import Arguments, HostBatch
 from warploom.runtime.formats.block_sparse import BlockSparse
 from warploom.runtime.formats.composed import Composed
 from warploom.runtime.formats.dense import Dense
-from warploom.runtime.formats.lists import indptr, refuse_lengths
 from warploom.runtime.formats.paged import Paged
 from warploom.runtime.formats.ragged import Ragged
 from warploom.runtime.formats.rolling import Rolling
@@ -62,21 +59,4 @@ def make_batch(
     """
     given = Arguments(qo_indptr, kv_indptr, kv_indices, last_page_len, kv_lens)
     found = kv_format if isinstance(kv_format, Format) else format_of(kv_format)
-    found.check_taken(given, rows_name)
-    qo = indptr(qo_indptr, rows_name)
-    batch = found.lower(qo, given)
-    for name, lengths in (("q_len", batch.q_lens), ("kv_len", batch.kv_lens)):
-        refuse_lengths(lengths > MAX_LENGTH, lengths, name, f"at most {MAX_LENGTH}")
-    rows, expected = int(qo[-1]), f"at most {MAX_LENGTH} query rows in all"
-    if rows > MAX_LENGTH:
-        raise BadLength(name=rows_name, index=len(batch.q_lens), value=rows, expected=expected)
-    return batch
-
-
-def on_host(kv_format: declared.KVFormat, batch: Batch) -> HostBatch:
-    """The batch with its arrays, which are made where a native planner has measured it."""
-    if isinstance(batch, HostBatch):
-        return batch
-    assert isinstance(batch, Measured)  # nobody on the host needs arrays that the device reads
-    qo, kv, last, indices = (*batch.lengths.kept, None, None)[:4]
-    return make_batch(kv_format, qo, kv, indices, last)
+    return found.make_batch(given, rows_name)

@@ -9,15 +9,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from warploom.dsl.types.formats import KVFormat
-from warploom.errors import ArgumentError
-from warploom.runtime.formats.batch import Batch, HostBatch
-from warploom.runtime.formats.lists import Int32s
+from warploom.dsl.types.limits import MAX_LENGTH
+from warploom.errors import ArgumentError, BadLength
+from warploom.runtime.formats.batch import Arguments, Batch, HostBatch
+from warploom.runtime.formats.lists import Int32s, indptr, refuse_lengths
 from warploom.scheduler.model.bounds import Bounds
 
 if TYPE_CHECKING:
@@ -43,17 +44,6 @@ class OracleSegment:
     keys: Ints
     kv_pos: Ints
     kv_len: int
-
-
-class Arguments(NamedTuple):
-    """Arguments of `AttentionWrapper.plan`, as they were given."""
-
-    qo_indptr: Any
-    kv_indptr: Any
-    kv_indices: Any = None
-    last_page_len: Any = None
-    kv_lens: Any = None
-    q_rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -146,6 +136,18 @@ class Format(ABC, Generic[Declared]):
         if name == "kv_lens":
             return "kv_indptr tells the keys of each request"
         return "pages need kv_format=warploom.Paged(page_size)"
+
+    def make_batch(self, given: Arguments, rows_name: str = "qo_indptr") -> HostBatch:
+        """Check the plan arguments and lower them; see `formats.make_batch`."""
+        self.check_taken(given, rows_name)
+        qo = indptr(given.qo_indptr, rows_name)
+        batch = self.lower(qo, given)
+        for name, lengths in (("q_len", batch.q_lens), ("kv_len", batch.kv_lens)):
+            refuse_lengths(lengths > MAX_LENGTH, lengths, name, f"at most {MAX_LENGTH}")
+        rows, expected = int(qo[-1]), f"at most {MAX_LENGTH} query rows in all"
+        if rows > MAX_LENGTH:
+            raise BadLength(name=rows_name, index=len(batch.q_lens), value=rows, expected=expected)
+        return batch
 
     @abstractmethod
     def lower(self, qo: Int32s, given: Arguments) -> HostBatch:

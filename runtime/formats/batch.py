@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.layout import Records
 from warploom.scheduler.model.tiles import key_bounds
 from warploom.scheduler.model.visibility import Visibility
+
+if TYPE_CHECKING:
+    from warploom.runtime.formats.base import Format
 
 
 class Arrays(NamedTuple):
@@ -31,6 +34,17 @@ class Arrays(NamedTuple):
     indices: npt.NDArray[np.int32]
     q_lens: npt.NDArray[np.int32]
     kv_lens: npt.NDArray[np.int32]
+
+
+class Arguments(NamedTuple):
+    """Arguments of `AttentionWrapper.plan`, as they were given."""
+
+    qo_indptr: Any
+    kv_indptr: Any
+    kv_indices: Any = None
+    last_page_len: Any = None
+    kv_lens: Any = None
+    q_rows: int | None = None
 
 
 class Sizes(NamedTuple):
@@ -140,6 +154,11 @@ class Batch(ABC):
         """The smallest bounds that admit this batch."""
 
     @property
+    def on_host(self) -> HostBatch:
+        """The batch with its arrays; raises RuntimeError if only the device can read them."""
+        raise RuntimeError("the lengths lie on the device")
+
+    @property
     def num_requests(self) -> int:
         return self.sizes.num_requests
 
@@ -159,12 +178,16 @@ class HostBatch(Batch):
     arrays: Arrays
 
     @cached_property
-    def _counted(self) -> Sizes:
+    def _sizes(self) -> Sizes:
         return Sizes.of(self.arrays)
 
     @property
     def sizes(self) -> Sizes:
-        return self._counted
+        return self._sizes
+
+    @property
+    def on_host(self) -> HostBatch:
+        return self
 
     @property
     def least_bounds(self) -> Bounds:
@@ -188,8 +211,8 @@ class HostBatch(Batch):
 
 
 @dataclass(frozen=True, eq=False)
-class Counted(Batch):
-    """A batch of which Python has numbers alone; one segment for each request.
+class SizedBatch(Batch):
+    """A batch of which Python has numbers alone.
 
     Attributes:
         known: the numbers.
@@ -209,18 +232,30 @@ class Counted(Batch):
 
 
 @dataclass(frozen=True, eq=False)
-class Measured(Counted):
-    """A batch that a native planner has measured on the host.
+class Measured(SizedBatch):
+    """A batch that a native planner has measured on the host; one segment for each request.
 
     Attributes:
         lengths: qo_indptr, kv_indptr and, if paged, last_page_len and kv_indices.
+        kv_format: of which they are the lengths.
     """
 
     lengths: IndexArrays
+    kv_format: Format[Any]
+
+    @cached_property
+    def _lowered(self) -> HostBatch:
+        qo, kv, last, indices = (*self.lengths.kept, None, None)[:4]
+        return self.kv_format.make_batch(Arguments(qo, kv, indices, last))
+
+    @property
+    def on_host(self) -> HostBatch:
+        """With its arrays, which are made, and checked once more, when they are first asked for."""
+        return self._lowered
 
 
 @dataclass(frozen=True, eq=False)
-class OnDevice(Counted):
+class OnDevice(SizedBatch):
     """A batch whose lengths only the device knows; the bounds stand for them.
 
     Attributes:

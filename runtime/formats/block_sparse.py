@@ -8,8 +8,8 @@ import numpy as np
 
 from warploom.dsl.types.formats import BlockSparse as Declared
 from warploom.errors import ArgumentError, IndexOutOfRange
-from warploom.runtime.formats.base import Arguments, Drawn, Format, Ints, OracleSegment, Stored
-from warploom.runtime.formats.batch import Arrays, HostBatch
+from warploom.runtime.formats.base import Drawn, Format, Ints, OracleSegment, Stored
+from warploom.runtime.formats.batch import Arguments, Arrays, HostBatch
 from warploom.runtime.formats.lists import (
     Int32s,
     as_indptr,

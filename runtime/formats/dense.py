@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from warploom.dsl.types.formats import Dense as Declared
-from warploom.runtime.formats.base import Affine, Arguments, Drawn, Floats, Stored, whole_requests
-from warploom.runtime.formats.batch import Arrays, Batch, HostBatch
+from warploom.runtime.formats.base import Affine, Drawn, Floats, Stored, whole_requests
+from warploom.runtime.formats.batch import Arguments, Arrays, Batch, HostBatch
 from warploom.runtime.formats.lists import (
     NO_INDICES,
     Int32s,

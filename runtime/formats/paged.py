@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 
 from warploom.dsl.types.formats import Paged as Declared
 from warploom.errors import IndexOutOfRange
-from warploom.runtime.devices.graph import is_capturing
-from warploom.runtime.formats.base import Arguments, Drawn, Format, Ints, Stored, whole_requests
-from warploom.runtime.formats.batch import Arrays, Batch, HostBatch, Measured
+from warploom.runtime.formats.base import Drawn, Format, Ints, Stored, whole_requests
+from warploom.runtime.formats.batch import Arguments, Arrays, Batch, HostBatch, Measured
 from warploom.runtime.formats.lists import (
     Int32s,
     as_indptr,
@@ -24,6 +22,9 @@ from warploom.runtime.formats.lists import (
     segments_of,
 )
 from warploom.scheduler.model.bounds import Bounds
+
+if TYPE_CHECKING:
+    import torch
 
 AnyPaged = TypeVar("AnyPaged", bound=Declared)
 
@@ -122,11 +123,8 @@ def _place_of_largest(batch: Batch) -> int | str:
     """Of the largest page number in the list, as far as it can be told."""
     if isinstance(batch, HostBatch):
         return int(batch.indices.argmax())
-    assert isinstance(batch, Measured)  # a device's batch asks for no pages
-    listed = batch.lengths.kept[3]
-    if isinstance(listed, torch.Tensor) and is_capturing(listed.device):
-        return "..."  # reading it would end the capture, and hide what is wrong
-    pages = block_list(listed, batch.sizes.num_blocks, "")
+    assert isinstance(batch, Measured)  # pages that lie on a device are not counted
+    pages = block_list(batch.lengths.kept[3], batch.sizes.num_blocks, "")
     at = int(pages.argmax())
     return at if pages[at] == batch.kv_extent - 1 else "..."  # the caller has changed them
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from warploom.dsl.types.formats import Ragged as Declared
-from warploom.runtime.formats.base import Affine, Arguments, Drawn, Stored, whole_requests
-from warploom.runtime.formats.batch import Arrays, HostBatch
+from warploom.runtime.formats.base import Affine, Drawn, Stored, whole_requests
+from warploom.runtime.formats.batch import Arguments, Arrays, HostBatch
 from warploom.runtime.formats.lists import NO_INDICES, Int32s, as_indptr, indptr, segments_of
 
 

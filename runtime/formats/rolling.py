@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from warploom.dsl.types.formats import Rolling as Declared
-from warploom.runtime.formats.base import Arguments, Drawn, Format, Ints, OracleSegment, Stored
-from warploom.runtime.formats.batch import Arrays, Batch, HostBatch
+from warploom.runtime.formats.base import Drawn, Format, Ints, OracleSegment, Stored
+from warploom.runtime.formats.batch import Arguments, Arrays, Batch, HostBatch
 from warploom.runtime.formats.lists import Int32s, as_indptr, as_int32, indptr, segments_of
 from warploom.scheduler.model.bounds import Bounds
 

@@ -13,8 +13,7 @@ import torch
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.formats import Paged as Declared
 from warploom.errors import ArgumentError, WrongStride
-from warploom.runtime.formats.base import Arguments
-from warploom.runtime.formats.batch import Arrays, HostBatch
+from warploom.runtime.formats.batch import Arguments, Arrays, HostBatch
 from warploom.runtime.formats.lists import NO_INDICES, Int32s, indptr, refuse_lengths, segments_of
 from warploom.runtime.formats.paged import Pages
 from warploom.scheduler.model.bounds import INT32_MAX, Bounds

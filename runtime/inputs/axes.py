@@ -66,11 +66,11 @@ def check_captured(
     sizes: Mapping[str, int],
 ) -> None:
     """Raise WrongShape if a captured tensor ends before the positions that index it."""
-    for axis, least in enumerate(needed_sizes(indices, sizes)):
-        if shape[axis] < least:
-            by = " and ".join(sorted(str(_FLEX.get(i, i)) for i in indices[axis]))
+    for dim, least in enumerate(needed_sizes(indices, sizes)):
+        if shape[dim] < least:
+            by = " and ".join(sorted(str(_FLEX.get(i, i)) for i in indices[dim]))
             raise WrongShape(
                 name=field.name,
                 got=shape,
-                expected=f"at least {least} along axis {axis}, which is indexed by {by}",
+                expected=f"at least {least} along dimension {dim}, which is indexed by {by}",
             )

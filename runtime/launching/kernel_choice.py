@@ -173,9 +173,11 @@ class KernelChoice:
         return template.kernel(self.spec_of(choice), choice.tile)
 
     def source(self, choice: TileChoice) -> KernelSource:
-        """Its text."""
+        """Its text; raises UnsupportedSpec if the target cannot have it."""
         if choice not in self._sources:
             kernel = self.kernel(choice)
+            if isinstance(self.target, Arch):
+                kernel.launch(self.target)
             structs = c_structs(self._spec.kv_format.composed, bool(choice.tile.of_roles))
             self._sources[choice] = kernel.render(kernel.of.language, structs)
         return self._sources[choice]

@@ -1,1 +1,1 @@
-"""From the lengths of a batch to a plan on the device."""
+"""What all plans of a wrapper have in common: tiles, sizes, the mask's answers, checks."""

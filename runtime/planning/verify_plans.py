@@ -1,6 +1,6 @@
 """Plans checked before anything runs them, for `WARPLOOM_VERIFY_PLANS=1`.
 
-Three things are checked: what was planned, by `scheduler.verify`; that it fits the sizes that
+Three things are checked: what was planned, by `scheduler.plans.verify`; that it fits the sizes that
 memory was laid out for; and that memory holds it, byte for byte, where kernels read it. All of it
 is array arithmetic over the plan's records, so it takes about as long as NumPy takes to plan.
 """

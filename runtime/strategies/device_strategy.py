@@ -12,8 +12,7 @@ from warploom.errors import ArgumentError, BoundsExceeded, MissingInput
 from warploom.runtime.devices.device import cuda_facts
 from warploom.runtime.devices.loaded import load
 from warploom.runtime.formats import format_of
-from warploom.runtime.formats.base import Arguments
-from warploom.runtime.formats.batch import Batch, OnDevice
+from warploom.runtime.formats.batch import Arguments, Batch, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.strategies.planner_params import PlannerParams
 from warploom.runtime.strategies.size_classes import Site, SizeClasses

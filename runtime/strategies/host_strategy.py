@@ -18,8 +18,7 @@ from warploom.errors import WarploomError
 from warploom.logs import log
 from warploom.runtime.devices.library import load_library
 from warploom.runtime.formats import format_of
-from warploom.runtime.formats.base import Arguments
-from warploom.runtime.formats.batch import Batch, Measured, RoleSizes, RoleTiles, Sizes
+from warploom.runtime.formats.batch import Arguments, Batch, Measured, RoleSizes, RoleTiles, Sizes
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.planning.rules import may_be_longest_first
 from warploom.runtime.planning.visibility import Heads
@@ -154,7 +153,7 @@ class HostPlanner:
         for entry in (self._plan, self._measure, self._count_roles):
             entry.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self._count_roles.argtypes = (ctypes.c_void_p, *self._count_roles.argtypes)
-        stored = format_of(kv_format)
+        self._format = stored = format_of(kv_format)
         self._is_paged = bool(stored.takes)
         self.params = PlannerParams(variant, has_roles, longest_first)
         # Measuring and counting read these of a site.
@@ -207,7 +206,7 @@ class HostPlanner:
         busy, q_rows, total, longest_q, longest, blocks, extent = _MEASURE.unpack(self._found)
         mean = total / busy if busy else 1.0
         known = Sizes(requests, requests, total, mean, total, longest_q, longest, blocks)
-        return Measured(q_rows, extent, known, lengths)
+        return Measured(q_rows, extent, known, lengths, self._format)
 
     def count(self, lengths: IndexArrays, inputs: Inputs, sizes: RoleSizes) -> RoleTiles | None:
         """Key tiles of both roles in lengths that were measured; None if the mask reads more."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from warploom.codegen.source import TileChoice
-from warploom.runtime.formats import make_batch, on_host
-from warploom.runtime.formats.base import Arguments
-from warploom.runtime.formats.batch import Batch, HostBatch
+from warploom.runtime.formats import make_batch
+from warploom.runtime.formats.batch import Arguments, Batch, HostBatch
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.planning.memory import PlanMemory
@@ -29,7 +28,7 @@ class NumpyStrategy:
 
     def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned:
         rules, memory = self._rules, self._memory
-        kernel, lengths = self._kernels.get(choice), on_host(rules.spec.kv_format, batch)
+        kernel, lengths = self._kernels.get(choice), batch.on_host
         chunks = rules.chunks(lengths, kernel.tile)
         room, size = memory.fit(rules.least_bounds(lengths, kernel.tile), kernel, chunks)
         plan, visibility = rules.make(lengths, kernel, inputs)

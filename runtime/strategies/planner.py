@@ -23,9 +23,7 @@ from warploom.errors import ArgumentError, BatchRefused, NotReplayed, NotRun
 from warploom.runtime.devices.graph import is_capturing, refuse_under_capture
 from warploom.runtime.devices.params import ParamBlock
 from warploom.runtime.devices.workspace import Workspace
-from warploom.runtime.formats import on_host
-from warploom.runtime.formats.base import Arguments
-from warploom.runtime.formats.batch import Batch, RoleSizes, RoleTiles
+from warploom.runtime.formats.batch import Arguments, Batch, RoleSizes, RoleTiles
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.planning.composed import rules_of
@@ -109,7 +107,7 @@ class Planner:
         natively = self._strategies[1].count(batch, inputs, sizes)
         if natively is not None:
             return natively
-        return self.rules.role_tiles(on_host(self.rules.spec.kv_format, batch), inputs, sizes)
+        return self.rules.role_tiles(batch.on_host, inputs, sizes)
 
     def verify(self, planned: Planned, inputs: Inputs) -> None:
         """Check the last plan, unless a graph is being captured, which will make it later.

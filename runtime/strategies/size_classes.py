@@ -271,7 +271,7 @@ class SizeClasses:
         check_header(packed, size_class.site.room, planned.by)
         known = dict(inputs.known)
         if isinstance(planned.batch, OnDevice):  # which has asked the mask with values from there
-            known |= {name: _on_host(inputs.tensors[name]) for name in inputs.mask_tensors}
+            known |= {name: _values(inputs.tensors[name]) for name in inputs.mask_tensors}
         unpacked = partial(self._unpacked, size_class, self.memory.number)
         plan, visibility, _ = self._read(size_class, unpacked, dict(inputs.scalars), known)
         if int(plan.header["status"][0]) == GOOD:
@@ -324,7 +324,7 @@ class SizeClasses:
         return Read(plan, visibility, arrays)
 
 
-def _on_host(tensor: torch.Tensor) -> npt.NDArray[Any]:
+def _values(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """A tensor's values for the mask's analysis."""
     tensor = tensor.detach()
     if tensor.dtype == torch.bfloat16:  # NumPy has none

@@ -11,8 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from warploom.codegen.source import TileChoice
-from warploom.runtime.formats.base import Arguments
-from warploom.runtime.formats.batch import Arrays, Batch, Measured, OnDevice
+from warploom.runtime.formats.batch import Arguments, Arrays, Batch, Measured, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernels import Kernel
 from warploom.scheduler.model.visibility import Visibility

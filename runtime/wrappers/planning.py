@@ -18,9 +18,8 @@ from warploom.errors import ArgumentError, NotPlanned, NotTraced
 from warploom.logs import log
 from warploom.runtime.devices.device import Backend
 from warploom.runtime.devices.graph import refuse_under_capture
-from warploom.runtime.formats import make_batch, on_host
-from warploom.runtime.formats.base import Arguments
-from warploom.runtime.formats.batch import Batch, HostBatch, OnDevice
+from warploom.runtime.formats import make_batch
+from warploom.runtime.formats.batch import Arguments, Batch, HostBatch, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.inputs.offer import NOTHING
 from warploom.runtime.launching.launch import Launcher
@@ -75,7 +74,7 @@ class Planning(Uncopied, Shown):
 
         Index arrays may be lists, NumPy arrays, or tensors of any DLPack producer. With declared
         bounds and int32 tensors on the wrapper's device, a kernel on the current stream plans
-        (`runtime.planning.planner` says when): nothing waits, and a CUDA graph can hold plan
+        (`runtime.strategies.planner` says when): nothing waits, and a CUDA graph can hold plan
         and run. It does not compare pages and ragged keys with k and v, so a page beyond the
         cache, which only `run` gets to see, is read past its end. For what the device refuses
         see `check_plan`: runs of such a plan compute nothing and leave `out` and `lse` as they
@@ -198,7 +197,7 @@ class Planning(Uncopied, Shown):
         if rewritten:
             inputs = rewritten | inputs
         self._take(batch, inputs)
-        self._batch = batch
+        self._batch = batch if self.planned is None else self.planned.batch
         self._is_refused = False
         count("plans")
         if log.isEnabledFor(DEBUG):
@@ -217,7 +216,7 @@ class Planning(Uncopied, Shown):
 
     def _check_lengths(self, known: dict[str, np.ndarray[Any, Any]], batch: Batch) -> None:
         if self._variant.checks_lengths:
-            lengths = on_host(self.kv_format, batch).arrays
+            lengths = batch.on_host
             self._variant.check_lengths(known, lengths.q_lens, lengths.kv_lens)
 
     def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:

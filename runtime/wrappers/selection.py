@@ -23,8 +23,7 @@ from warploom.errors import (
 )
 from warploom.runtime.devices.graph import refuse_under_capture
 from warploom.runtime.formats import make_batch
-from warploom.runtime.formats.base import Arguments
-from warploom.runtime.formats.batch import Batch
+from warploom.runtime.formats.batch import Arguments, Batch
 from warploom.runtime.formats.lists import indptr
 from warploom.runtime.formats.selected import Selected, SelectedBatch
 from warploom.runtime.inputs.args import KV, checked_kv, key_value

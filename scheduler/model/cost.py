@@ -63,7 +63,7 @@ class CostModel:
 
     @property
     def least_slice(self) -> int:
-        """Least mean load of a Stream-K partition: each end of a part may move by half a grain."""
+        """Least mean load of a Stream-K partition: each end of a slice may move by half a grain."""
         return 2 * self.per_tile * self.grain
 
     def of_longest(self, max_kv_len: int, keys: int) -> int:

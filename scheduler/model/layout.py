@@ -144,7 +144,7 @@ ROW_MERGE = Record(
     ),
 )
 # An entry of `packed_rows` is unit * ROW_CODE + row within the unit, so no tile may have more rows;
-# Machine and the kernels (C++: kRowCode) hold that.
+# composed plans and the kernels (C++: kRowCode) hold that.
 ROW_CODE = 512
 
 # What a CTA reads first of a list: its first item and that item's segment, side by side, so that

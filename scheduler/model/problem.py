@@ -39,11 +39,11 @@ class Problem:
             CTAs. None: cut to balance the load.
         section_keys: keys of one head that the device's cache holds; tiles that share keys are then
             run at the same time, see `sections`. None: the order of costs alone.
-        stream_k: cut the line of all items at multiples of the mean load (`scheduler.stream_k`)
+        stream_k: cut the line of all items at multiples of the mean load (`partition.stream_k`)
             instead of assigning the longest first; neither split nor sections then.
-        smaller: another role, for segments whose rows its tile holds; see `scheduler.roles`. Such
-            plans are partitioned by Stream-K (`scheduler.role_lists`), whatever `stream_k` says,
-            or cut at fixed multiples (`scheduler.role_chunks`). There are no sections then.
+        smaller: another role, for segments whose rows its tile holds; see `roles`. Such
+            plans are partitioned by Stream-K (`partition.role_lists`), whatever `stream_k` says,
+            or cut at fixed multiples (`partition.role_chunks`). There are no sections then.
         prices: what work of each role costs; needed where there are two.
         only: (n,) the segments to plan, in order; None: all.
         piece_keys: keys that a CTA could compute with while it opens a piece of a tile, writes its

@@ -60,7 +60,7 @@ class RolePrices:
             guess: several times what a CTA could read while it opens one.
         cached_keys: keys of one head that the cache holds; None: all that a batch may have.
         shortest_cut: keys of the shortest item of the first role that is cut, in key tiles begun.
-            So are those that are half as many longer than a CTA's equal part of all items.
+            So are those that are half as many longer than a CTA's equal slice of all items.
     """
 
     units: tuple[int, int]

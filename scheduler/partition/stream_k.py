@@ -32,8 +32,8 @@ class Grid:
     Attributes:
         lines: equal lines; one for each key/value head, or a single one for all.
         heads: key/value heads of a line.
-        slices: of each line, which lies between two boundaries; the work of a CTA, or a list that
-            CTAs claim.
+        slices: of each line; one lies between two boundaries, and is the work of a CTA, or a list
+            that CTAs claim.
     """
 
     lines: int
@@ -162,7 +162,7 @@ def _best(line: Line, slices: int) -> Boundaries:
 
 
 def fitting_slices(items: int, slices: int) -> int:
-    """So many slices, or fewer, that all have equal items, or that items have equally many slices.
+    """So many slices, or fewer, that all have equally many items, or all items equally many slices.
 
     With many items a slice, those are even enough, and CTAs without work cost more.
     """

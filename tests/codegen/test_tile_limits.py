@@ -44,6 +44,9 @@ def label(value: object) -> str:
         (TOKENS, TileConfig(8, 192, 12, 2)),
         (RAGGED, TileConfig(256, 64, 16, 2)),
         (RAGGED, TileConfig(1, 256, 16, 1)),
+        (RAGGED, TileConfig(512, 16, 32, 2)),
+        (RAGGED, TileConfig(1024, 16, 32, 2)),
+        (RAGGED, TileConfig(1, 1024, 32, 1)),
     ],
     ids=label,
 )

@@ -25,7 +25,7 @@ from warploom.errors import (
 )
 
 NAN = float("nan")
-ROLES = ("batch", "q_head", "q_idx", "kv_pos")
+AXES = ("batch", "q_head", "q_idx", "kv_pos")
 # wrong on purpose, out of the type checkers' sight
 ANY: dict[str, Any] = {"none": None, "name": "kv_pos"}
 
@@ -60,7 +60,7 @@ def test_the_identity_stays_the_identity() -> None:
 
 def test_what_is_recorded_keeps_the_fields_that_it_reads() -> None:
     class Aside(wl.Variant):
-        seen = wl.Output("float32", ROLES)
+        seen = wl.Output("float32", AXES)
         unused = wl.Scalar("float32")
         shift = wl.Scalar("float32")
 
@@ -149,15 +149,15 @@ def test_the_oracle_refuses_other_tensors(seen: Any, error: type[WarploomError])
 @pytest.mark.parametrize(
     ("dtype", "axes", "text"),
     [
-        ("int32", ROLES, "holds no logits"),
-        ("bool", ROLES, "holds no logits"),
-        ("float99", ROLES, "float99"),
+        ("int32", AXES, "holds no logits"),
+        ("bool", AXES, "holds no logits"),
+        ("float99", AXES, "float99"),
         ("float32", ("batch", "q_head", "kv_pos"), "tell query rows apart"),
         ("float32", ("q_head", "q_idx", "kv_pos"), "tell query rows apart"),
         ("float32", ("batch", "q_idx"), "q_head and kv_pos is missing"),
         ("float32", ("batch", "q_head", "q_head", "q_idx", "kv_pos"), "twice"),
         ("float32", ("batch", "kv_head", "q_idx", "kv_pos"), "none of batch"),
-        ("float32", (*ROLES, None), "None is none of"),
+        ("float32", (*AXES, None), "None is none of"),
         ("float32", ANY["name"], "no tuple"),
         ("float32", ANY["none"], "no tuple"),
     ],
@@ -171,7 +171,7 @@ def test_calls_that_do_not_fit() -> None:
     with pytest.raises(WrongCall, match="axes"):
         wl.Output("float32")  # type: ignore[call-arg]
     with pytest.raises(WrongDeclaration, match="no default"):
-        wl.Output("float32", ROLES, default=0.0)  # type: ignore[call-arg]
+        wl.Output("float32", AXES, default=0.0)  # type: ignore[call-arg]
 
 
 class Twice(Dump):

@@ -109,6 +109,30 @@ def test_each_tile_agrees_with_the_oracle(tile: TileConfig) -> None:
             assert found is None, f"{variant!r} {case}: {found}"
 
 
+@pytest.mark.parametrize(
+    "tile",
+    [
+        TileConfig(1, 512, 16, 1),
+        TileConfig(1, 1024, 32, 1),
+        TileConfig(8, 192, 12, 2),
+        TileConfig(16, 192, 12, 2),
+        TileConfig(256, 64, 16, 2),
+        TileConfig(512, 16, 32, 2),
+    ],
+    ids=lambda t: f"{t.rows}x{t.keys}w{t.warps}",
+)
+def test_ctas_of_many_warps(tile: TileConfig, cuda: Any) -> None:
+    """What the hardware runs, and the compiler gives fewer registers than such tiles have alone."""
+    jobs = [
+        (wl.Causal(), Setup(wl.Paged(16), "bfloat16", 64, 64, "cuda", tile)),
+        (wl.SlidingWindow(40), Setup(wl.Ragged(), "float16", 32, 64, "cuda", tile)),
+    ]
+    for variant, setup in warm_up(jobs):
+        for q_lens, kv_lens in (((70, 1, 0, 600), (130, 257, 40, 700)), ((1, 3), (1500, 0))):
+            case = Case(setup, q_lens, kv_lens, 2, 2, seed=7)
+            assert mismatch(variant, case) is None
+
+
 def test_wide_heads(cuda: Any) -> None:
     jobs = [
         (wl.Causal(), Setup(wl.Paged(16), "bfloat16", 256, 256, "cuda", TileConfig(64, 64, 4, 2))),

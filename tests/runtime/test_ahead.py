@@ -179,7 +179,7 @@ def test_kernels_for_a_gpu_are_built_without_one(host: HostTarget) -> None:
     report = wl.build_kernels(declaration, archs=["sm_80"], progress=False)
     built = [(kernel.name.split("_Causal")[0], kernel.target) for kernel in report.kernels]
     assert built == [
-        ("portable", "sm_80"), ("planner", "cpu"), ("planner", "sm_80"), ("list_planner", "cpu"),
+        ("portable", "sm_80"), ("planner", "cpu"), ("planner", "sm_80"), ("longest_first_planner", "cpu"),
     ]  # fmt: skip
     assert {kernel.state for kernel in report.kernels} == {"built"}
     build_module._artifacts.clear()
@@ -217,7 +217,7 @@ def test_failures_are_told_and_the_others_are_built(host: HostTarget) -> None:
     one, two = failing("one"), failing("two")
     report = build_ahead([one, two, good], ["cpu"])
     states = {kernel.name.partition("_")[0]: kernel.state for kernel in report.kernels}
-    assert states == {"cpu": "failed", "planner": "built", "list": "built", "append": "built"}
+    assert states == {"cpu": "failed", "planner": "built", "longest": "built", "append": "built"}
     with pytest.raises(BuildFailed, match=r"2 of 5 kernels could not be built:(?s:.*)no_such"):
         report.check()
     with pytest.raises(CompileError, match="no_such_function"):

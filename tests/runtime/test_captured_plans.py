@@ -17,8 +17,7 @@ from support.fake_stream import FakeStream
 import warploom as wl
 from warploom.errors import NotPlanned, NotReplayed
 from warploom.runtime.devices import graph, workspace
-from warploom.runtime.formats.base import Arguments
-from warploom.runtime.formats.batch import OnDevice
+from warploom.runtime.formats.batch import Arguments, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.strategies import device_strategy, planner, size_classes
 from warploom.runtime.strategies.device_strategy import DeviceStrategy

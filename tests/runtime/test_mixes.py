@@ -17,8 +17,7 @@ from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 from warploom.runtime.formats import make_batch
-from warploom.runtime.formats.base import Arguments
-from warploom.runtime.formats.batch import Measured
+from warploom.runtime.formats.batch import Arguments, Measured
 from warploom.runtime.planning.mixes import Mixes
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.strategies.host_strategy import HostPlanner

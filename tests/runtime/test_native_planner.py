@@ -33,15 +33,13 @@ from warploom.codegen.planner_source import (
 )
 from warploom.codegen.source import TileConfig
 from warploom.errors import IndexOutOfRange, NoHostCompiler, NotPlanned, WarploomError
-from warploom.runtime import formats
 from warploom.runtime.formats import make_batch
-from warploom.runtime.formats.base import Arguments
+from warploom.runtime.formats.batch import Arguments, Measured
 from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.strategies import host_strategy
 from warploom.runtime.strategies.planner_params import PlannerParams
 from warploom.runtime.strategies.size_classes import Lists, Site
-from warploom.runtime.wrappers import planning
 from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.layout import c_structs
 from warploom.scheduler.model.roles import SLICES, RolePrices
@@ -256,11 +254,10 @@ def test_variants_without_a_check_have_no_batch_lowered(
 ) -> None:
     """Reading lengths for a check that has nothing to say took four times as long as planning."""
 
-    def lowered(*given: Any) -> None:
+    def lowered(batch: Measured) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(formats, "make_batch", lowered)
-    monkeypatch.setattr(planning, "on_host", lowered)
+    monkeypatch.setattr(Measured, "on_host", property(lowered))
     wrapper = wl.AttentionWrapper(
         variant, kv_format=wl.Paged(16), num_q_heads=4, num_kv_heads=2, head_dim=64,
         dtype="float32", device="cpu",

@@ -17,7 +17,7 @@ from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.planner_source import PlannerSpec
 from warploom.codegen.source import TileConfig
 from warploom.dsl.variants.trace import trace
-from warploom.runtime.formats.base import Arguments
+from warploom.runtime.formats.batch import Arguments
 from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.strategies.host_strategy import HostPlanner

@@ -188,7 +188,7 @@ def test_check_draws_tensors_whose_sizes_follow_from_their_indices() -> None:
 
 
 class Biased(Variant):
-    """No axis says how long the second axis of its table is."""
+    """No axis says how long the second dimension of its table is."""
 
     table = Tensor("float32", ("q_head", None))
 

@@ -15,7 +15,7 @@ from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import TracedVariant
 from warploom.dsl.variants.trace import trace
 from warploom.runtime.formats import make_batch
-from warploom.runtime.formats.base import Arguments
+from warploom.runtime.formats.batch import Arguments
 from warploom.runtime.planning.rules import SHARING_TILES, smaller_roles
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.runtime.strategies.host_strategy import HostPlanner

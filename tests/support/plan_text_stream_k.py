@@ -64,8 +64,8 @@ def cut(
                 piece = between(problem, item, *edges)
                 if cuts:
                     piece = replace(piece, slot=slot + part, merge=len(merges))
-                slice = max(i for i, mark in enumerate(marks[:-1]) if mark <= (index, edges[0]))
-                work[slice * len(lines) + number].append(piece)
+                number_of = max(i for i, mark in enumerate(marks[:-1]) if mark <= (index, edges[0]))
+                work[number_of * len(lines) + number].append(piece)
             if cuts:
                 merges.append((slot, len(cuts) + 1))
     return work, merges

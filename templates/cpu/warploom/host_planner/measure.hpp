@@ -6,7 +6,7 @@
 
 namespace warploom {
 
-// What runtime/formats/batch.py calls `Measured`, in its order.
+// What `HostPlanner.measure` unpacks, in this order.
 struct Measure {
   int busy_requests, q_rows, total_q_rows, longest_q, max_kv_len, num_blocks, kv_extent;
 };

@@ -1,5 +1,5 @@
 // Plans a batch by assigning tiles the longest first, section by section, and levelling the last
-// ones: scheduler/partition/worklist.py and scheduler/partition/balance.py, on a host. A device
+// ones: longest_first.py, ordering.py and balance.py of scheduler/partition/, on a host. A device
 // would find little in it that threads can do side by side.
 #pragma once
 
@@ -9,14 +9,14 @@
 namespace warploom {
 
 template <class K, class Team>
-class ListPlanner : public PlannerBase<K, Team, ListPlanner<K, Team>> {
+class LongestFirstPlanner : public PlannerBase<K, Team, LongestFirstPlanner<K, Team>> {
   using Params = typename K::Params;
   using WorkItem = typename K::WorkItem;
-  using Base = PlannerBase<K, Team, ListPlanner<K, Team>>;
+  using Base = PlannerBase<K, Team, LongestFirstPlanner<K, Team>>;
   friend Base;
 
  public:
-  WL_FN ListPlanner(const Params& p, Team& team, char* memory)
+  WL_FN LongestFirstPlanner(const Params& p, Team& team, char* memory)
       : Base(p, team),
         plan_(p, shape_of_all(p), team, memory),
         s_(p, plan_.scratch_end()),
