@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,6 @@ from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.layout import Records
 from warploom.scheduler.model.tiles import key_bounds
 from warploom.scheduler.model.visibility import Visibility
-
-if TYPE_CHECKING:
-    from warploom.runtime.formats.base import Format
 
 
 class Arrays(NamedTuple):
@@ -231,6 +228,14 @@ class SizedBatch(Batch):
         return Bounds(requests, sizes.total_q_rows, longest, blocks, requests)
 
 
+class Lowering(Protocol):
+    """What of a format makes batches: `Format` of base.py, which is made of what stands here."""
+
+    def make_batch(self, given: Arguments) -> HostBatch:
+        """Check the arguments of `plan` and lower them."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Measured(SizedBatch):
     """A batch that a native planner has measured on the host; one segment for each request.
@@ -241,7 +246,7 @@ class Measured(SizedBatch):
     """
 
     lengths: IndexArrays
-    kv_format: Format[Any]
+    kv_format: Lowering
 
     @cached_property
     def _lowered(self) -> HostBatch:
