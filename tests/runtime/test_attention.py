@@ -254,8 +254,8 @@ def test_captured_tensors_that_end_too_early_are_refused() -> None:
     for backend in (None, "reference"):
         for tensors, text in (
             ((q, long, long), r"bias has shape \(4, 21\); .* 22 along dimension 1, .* by kv_idx"),
-            ((torch.randn(2, 10, 4, 64), k, v), r"documents has .* 10 along axis 0, .* by q_idx"),
-            ((torch.randn(2, 9, 6, 64), k, v), "bias has .* at least 6 along axis 0, .* by h"),
+            ((torch.randn(2, 10, 4, 64), k, v), r"documents has .* 10 along dimension 0, .* q_idx"),
+            ((torch.randn(2, 9, 6, 64), k, v), "bias has .* at least 6 along dimension 0, .* by h"),
         ):
             with pytest.raises(WrongShape, match=text):
                 attention(*tensors, variant=variant, backend=backend)
