@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from warploom.codegen.source import TileConfig
 Reals = npt.NDArray[np.float64]
 # Tile -> its rates, as they are shipped.
 RATES = {
-    TileConfig(*sizes, template="hopper" if template.name == "hopper" else "portable"): rates
+    TileConfig(*sizes, template=cast(Any, template.name)): rates
     for template in CUDA
     if ARCH in template.recorded
     for sizes, rates in template.recorded[ARCH].composed.items()

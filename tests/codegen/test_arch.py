@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from warploom.codegen.compilers.arch import ARCHS, Arch, arch_for_capability, arch_named
+import warploom as wl
+from warploom.codegen.attention.templates import CUDA, template_of
+from warploom.codegen.choice.cost import MACHINES
+from warploom.codegen.choice.tile_choice import tiles_weighed
+from warploom.codegen.compilers.arch import (
+    ARCHS,
+    THREADS_PER_CTA,
+    Arch,
+    arch_for_capability,
+    arch_named,
+)
 from warploom.codegen.compilers.options import CudaOptions
+from warploom.dsl.types.dtypes import dtype
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
 from warploom.errors import UnknownArchitecture
 
 
@@ -41,6 +54,23 @@ def test_names_lead_to_the_table() -> None:
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)
 def test_one_cta_never_gets_more_than_the_sm_has(arch: Arch) -> None:
     assert arch.shared_per_cta + 1024 == arch.shared_per_sm  # the system keeps 1 KiB per CTA
+
+
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)
+def test_an_sm_holds_each_cta_that_is_not_refused(arch: Arch) -> None:
+    """`LaunchShape.ctas_per_sm` is 1 or more where a CTA's own threads and memory fit."""
+    assert arch.threads_per_sm >= THREADS_PER_CTA
+
+
+@pytest.mark.parametrize("dim", [32, 64, 128, 192, 256])
+def test_what_sweeps_recorded_is_there_for_the_model_and_for_each_tile_it_weighs(dim: int) -> None:
+    recorded = {name for template in CUDA for name in template.recorded}
+    assert recorded == MACHINES.keys() <= ARCHS.keys()
+    spec = AttentionSpec(trace(wl.Causal()), dim, dim, dtype("bfloat16"), wl.Paged(16))
+    for name in recorded:
+        tiles = tiles_weighed(spec, ARCHS[name])
+        assert len(tiles) >= 3
+        assert all(template_of(tile).rates(spec, tile, ARCHS[name]).flops > 0 for tile in tiles)
 
 
 def test_every_option_changes_the_flags() -> None:
