@@ -101,7 +101,8 @@ class RolePrices:
         If work could be cut anywhere, all would be done in T = max(decode / saturating, all /
         active): decodes on more CTAs than saturate memory are no faster. Where memory is the limit
         there are CTAs to spare, of which each role gets half, since either may be slower beside the
-        other than its price says. With a single CTA it has both roles.
+        other than its price says. Else decodes get the part of a CTA that is left over: who is done
+        with them prefills, and who prefills never decodes. With a single CTA it has both roles.
 
         Args:
             work: cost of all items of each role, in units of its cost model.
@@ -114,7 +115,7 @@ class RolePrices:
             return 1, 1
         saturating = min(self.saturating, active)
         by_memory = -(-prefill * saturating // decode)
-        taken = -(-prefill * active // (prefill + decode))
+        taken = prefill * active // (prefill + decode)
         if by_memory < active - saturating:
             taken = (by_memory + active - saturating) // 2
         taken = max(1, min(taken, active - 1))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from math import ceil
+from math import ceil, floor
 
 import numpy as np
 
@@ -69,9 +69,11 @@ def _share_out(problem: Problem, prefill: Problem, decode: Problem) -> tuple[int
         return 1, 1
     saturating = min(problem.prices.saturating, active)
     of_memory, of_all = Fraction(times[1], saturating), Fraction(sum(times), active)
-    taken = ceil(times[0] / max(of_memory, of_all))
-    if ceil(times[0] / of_memory) < active - saturating:  # some CTAs are to spare
-        taken = (taken + active - saturating) // 2
+    by_memory = ceil(times[0] / of_memory)
+    if by_memory < active - saturating:  # some CTAs are to spare
+        taken = (by_memory + active - saturating) // 2
+    else:
+        taken = floor(times[0] / of_all)
     taken = min(max(taken, 1), active - 1)
     return taken, active - taken
 

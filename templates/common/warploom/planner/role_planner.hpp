@@ -81,7 +81,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     prefill *= p_.prefill_price, decode *= p_.decode_price;
     const wide saturating = min(p_.saturating, active), spare = active - saturating;
     const wide by_memory = (prefill * saturating - 1) / decode + 1;
-    const wide by_all = (prefill * active - 1) / (prefill + decode) + 1;
+    const wide by_all = prefill * active / (prefill + decode);
     const wide taken = by_memory < spare ? (by_memory + spare) / 2 : by_all;
     return int(max(wide(1), min(taken, wide(active - 1))));
   }
