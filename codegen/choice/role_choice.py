@@ -34,12 +34,32 @@ def role_choices(spec: AttentionSpec, arch: Arch, group_size: int) -> tuple[Tile
         arch: where.
         group_size: query heads of a key/value head, which are the rows of a decode.
     """
-    if (spec.head_dim_qk, spec.head_dim_v) != (_LANES, _LANES):
-        return ()
-    if _SLOW_HOOKS & spec.variant.hooks.keys():
+    if _not_measured(spec):
         return ()
     found = (_choice(spec, arch, rows) for rows in _heights(spec, group_size))
     return tuple(choice for choice in found if choice is not None)
+
+
+def role_obstacle(spec: AttentionSpec, arch: Arch, group_size: int) -> str | None:
+    """Why `role_choices` has none, for `explain()`; None if it has some."""
+    if role_choices(spec, arch, group_size):
+        return None
+    if not HOPPER.compiles_for(arch):
+        return f"those of {arch.name} are not measured"
+    if why := _not_measured(spec) or HOPPER.passed_over(spec, arch, Work(MANY_ROWS + 1)):
+        return why
+    if not _heights(spec, group_size):
+        return f"shared prefixes and groups of {group_size} heads were slower by them"
+    return "shared memory holds no two tiles"
+
+
+def _not_measured(spec: AttentionSpec) -> str | None:
+    """What the spec has that was slower by two roles, or not measured; None if nothing."""
+    if (spec.head_dim_qk, spec.head_dim_v) != (_LANES, _LANES):
+        return f"heads of other than {_LANES} lanes are not measured"
+    if slow := _SLOW_HOOKS & spec.variant.hooks.keys():
+        return f"{' and '.join(sorted(slow))} would run at each tile of keys of a decode"
+    return None
 
 
 def _heights(spec: AttentionSpec, group_size: int) -> list[int]:

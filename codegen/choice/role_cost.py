@@ -7,6 +7,7 @@ GPUs are planned for by the same ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from warploom.codegen.attention.templates import template_of
 from warploom.codegen.attention.two_roles import TwoRoles
@@ -63,11 +64,28 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
     )
 
 
-def pays(cost: RoleCost, prefills: int, decodes: int, ctas: int) -> bool:
-    """Whether two roles are faster than one tile, by batches on an H200 (decision 0056).
+class Forecast(NamedTuple):
+    """How long a batch takes, in picoseconds.
 
-    One tile computes and reads in turn. Two roles do so at once: they are done when memory has been
-    read, or when all CTAs have done an equal share of all work.
+    Attributes:
+        in_turn: by one tile for all, which computes and reads in turn.
+        at_once: by two roles, which do both at once.
+    """
+
+    in_turn: int
+    at_once: int
+
+    @property
+    def pays(self) -> bool:
+        """Whether two roles are faster, by more than beginning and ending them costs."""
+        return self.in_turn - self.at_once >= _OPENING + self.in_turn // _SPREAD
+
+
+def forecast(cost: RoleCost, prefills: int, decodes: int, ctas: int) -> Forecast:
+    """By batches on an H200 (decision 0056).
+
+    Two roles are done when memory has been read, or when all CTAs have done an equal share of all
+    work.
 
     Args:
         cost: of the key tiles of both.
@@ -77,8 +95,7 @@ def pays(cost: RoleCost, prefills: int, decodes: int, ctas: int) -> bool:
     prefill, decode = prefills * cost.prefill, decodes * cost.decode
     reading = decode // min(cost.saturating, ctas)
     in_turn = prefill // ctas + reading + reading // _LONGER
-    at_once = max(reading, (prefill + decode) // ctas)
-    return in_turn - at_once >= _OPENING + in_turn // _SPREAD
+    return Forecast(in_turn, max(reading, (prefill + decode) // ctas))
 
 
 def role_cost_on_cpu(tile: TileConfig) -> RoleCost:

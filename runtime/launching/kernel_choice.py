@@ -9,7 +9,7 @@ from functools import cached_property
 from warploom.codegen.attention.template import AttentionKernel, Template
 from warploom.codegen.attention.templates import CPU, template_of
 from warploom.codegen.choice.composed_cost import Reading, cheapest_composed_tile, composed_tiles
-from warploom.codegen.choice.role_choice import role_choices
+from warploom.codegen.choice.role_choice import role_choices, role_obstacle
 from warploom.codegen.choice.tile_choice import choose_tile, tiles_weighed
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.compilers.hostcc import HostTarget
@@ -116,6 +116,14 @@ class KernelChoice:
         if not isinstance(self.target, Arch) or self._always:
             return ()
         return role_choices(self._spec, self.target, group_size)
+
+    def obstacle_to_roles(self, group_size: int) -> str | None:
+        """Why `of_roles` has none, or None."""
+        if not isinstance(self.target, Arch):
+            return "a CPU has them by tile= alone"
+        if self._always:
+            return "keys are transformed before attention"
+        return role_obstacle(self._spec, self.target, group_size)
 
     @cached_property
     def _plain(self) -> AttentionSpec:

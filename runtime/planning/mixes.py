@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from warploom.codegen.choice.role_choice import MANY_ROWS
-from warploom.codegen.choice.role_cost import pays, role_cost
+from warploom.codegen.choice.role_cost import Forecast, forecast, role_cost
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.formats.batch import RoleSizes, RoleTiles, Sizes
@@ -33,15 +33,8 @@ class Mixes:
         self._costs = [role_cost(spec, choice.tile) for choice in choices]
 
     def may_be(self, sizes: Sizes) -> bool:
-        """Whether a batch of these sizes can have both, and is to be counted.
-
-        Not where requests have several segments (block rows), which share keys.
-        """
-        return (
-            sizes.longest_q * self._heads.group_size > MANY_ROWS
-            and sizes.num_segments > 1
-            and sizes.num_segments == sizes.num_requests
-        )
+        """Whether a batch of these sizes is to be counted."""
+        return may_be_mixed(sizes, self._heads.group_size)
 
     def choice(self, ctas: int, count: Callable[[RoleSizes], RoleTiles]) -> TileChoice | None:
         """The first one that is faster than one tile; None if none is.
@@ -50,12 +43,29 @@ class Mixes:
             ctas: that may get work.
             count: what a batch that `may_be` mixed has of both roles.
         """
-        heads = self._heads.num_kv
-        for choice, sizes, cost in zip(self.choices, self.sizes, self._costs, strict=True):
-            prefills, decodes = (tiles * heads for tiles in count(sizes))
-            if pays(cost, prefills, decodes, ctas):
+        for choice, found in zip(self.choices, self.forecasts(ctas, count), strict=False):
+            if found.pays:
                 return choice
         return None
+
+    def forecasts(self, ctas: int, count: Callable[[RoleSizes], RoleTiles]) -> Iterator[Forecast]:
+        """How long a batch takes by each choice, and by one tile; see `choice`."""
+        heads = self._heads.num_kv
+        for sizes, cost in zip(self.sizes, self._costs, strict=True):
+            prefills, decodes = count(sizes)
+            yield forecast(cost, prefills * heads, decodes * heads, ctas)
+
+
+def may_be_mixed(sizes: Sizes, group_size: int) -> bool:
+    """Whether a batch of these sizes can have prefills and decodes.
+
+    Not where requests have several segments (block rows), which share keys.
+    """
+    return (
+        sizes.longest_q * group_size > MANY_ROWS
+        and sizes.num_segments > 1
+        and sizes.num_segments == sizes.num_requests
+    )
 
 
 def may_hold_prefills(requests: int, rows: int, group_size: int) -> bool:

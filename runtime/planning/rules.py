@@ -148,7 +148,7 @@ class Rules:
         is_unread = isinstance(batch, OnDevice)
         if self.mixes is None or is_unread or not self.mixes.may_be(batch.sizes):
             return self.one_tile(batch)
-        return self.mixes.choice(self._free_ctas, count) or self.one_tile(batch)
+        return self.mixes.choice(self.free_ctas, count) or self.one_tile(batch)
 
     def one_tile(self, batch: Batch) -> TileChoice:
         """The tile of all plans, or that of a batch without roles, as those are that nobody reads:
@@ -174,8 +174,13 @@ class Rules:
         choices = self._kernels.of_roles(self.heads.group_size)
         return Mixes(self.spec, self.heads, choices) if choices else None
 
+    @property
+    def obstacle_to_roles(self) -> str | None:
+        """Why no batch of these kernels gets two roles by itself, or None."""
+        return self._kernels.obstacle_to_roles(self.heads.group_size)
+
     @cached_property
-    def _free_ctas(self) -> int:
+    def free_ctas(self) -> int:
         """CTAs that may get work where a GPU holds one on each SM."""
         sms = cuda_facts(self.device.index).num_sms
         return min(sms, self.options.sm_limit or sms)

@@ -55,6 +55,8 @@ class Explained(Protocol):
     @property
     def backend(self) -> Backend: ...
 
+    def why_roles(self) -> str | None: ...
+
     @property
     def target(self) -> Arch | HostTarget: ...
 
@@ -111,6 +113,7 @@ def explain(wrapper: Explained) -> Explanation:
         program = wrapper.program
         facts |= (
             _kernel(program.attention)
+            | _why_roles(wrapper)
             | _passes(program)
             | _keys(wrapper, wrapper.planned, program)
             | _work_if_made(wrapper.planned, spec.variant)
@@ -168,6 +171,12 @@ def _kernel(attention: Pass) -> dict[str, object]:
             f"{used.registers} registers, spills {spills}, local {used.local_bytes} B"
         )
     return facts
+
+
+def _why_roles(wrapper: Explained) -> dict[str, object]:
+    """Why a batch that could be mixed has two roles, or one tile."""
+    why = wrapper.why_roles()
+    return {} if why is None else {"two roles": why}
 
 
 def _passes(program: Program) -> dict[str, object]:

@@ -30,6 +30,7 @@ from warploom.runtime.strategies.strategy import Planned
 from warploom.runtime.tensors.uncopied import Uncopied
 from warploom.runtime.wrappers.guard import Guard
 from warploom.runtime.wrappers.shown import Shown
+from warploom.runtime.wrappers.why_roles import why_roles
 from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.layout import Records
 from warploom.scheduler.plans.plan import Plan
@@ -188,6 +189,12 @@ class Planning(Uncopied, Shown):
         if self._launcher is None or self._launcher.program is None or self.planned is None:
             return None
         return self._launcher.program.with_choice(self.choice)
+
+    def why_roles(self) -> str | None:
+        """Why the last batch has two roles or not, if it could be mixed; see `why_roles.py`."""
+        if self.backend != "cuda" or self.planned is None:
+            return None
+        return why_roles(self._planner.rules, self.planned, self._inputs)
 
     def _plan(self, batch: Batch, inputs: dict[str, Any]) -> None:
         # whoever counts a batch without its arrays has asked

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import warploom as wl
-from warploom.codegen.choice.role_cost import RoleCost, pays, role_cost, role_cost_on_cpu
+from warploom.codegen.choice.role_cost import RoleCost, forecast, role_cost, role_cost_on_cpu
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import dtype, kv_dtype
 from warploom.dsl.types.formats import Ragged
@@ -37,13 +37,13 @@ def test_two_roles_pay_where_overlapping_saves_more_than_it_takes() -> None:
     cost = RoleCost(prefill=1_000_000, decode=1_000_000, saturating=50)
 
     def does(prefill: int, decode: int, ctas: int = 100) -> bool:
-        return pays(cost, 100 * prefill, 50 * decode, ctas)
+        return forecast(cost, 100 * prefill, 50 * decode, ctas).pays
 
     assert does(100, 100)  # 150 us instead of 212
     assert not does(0, 24) and does(0, 48)  # all of the opening and a twenty-fifth must be saved
     assert not does(10, 4) and does(10, 8)
     assert not does(10_000, 100) and does(10_000, 1000)
-    assert not pays(cost, 0, 0, 100)
+    assert not forecast(cost, 0, 0, 100).pays
     assert not does(100, 100, ctas=50)  # so few read no faster together than one by one
 
 
