@@ -1,7 +1,8 @@
 """What mixed batches should gain, and whether recorded rows show it.
 
 A speed-up is the fastest serial way of the same run divided by one plan. Serial ways are those of
-peers, and warploom's two wrappers in turn: a user has both. A missing row makes no verdict.
+peers, and warploom's two wrappers in turn: a user has both. A missing row makes no verdict. What
+does both halves at once, fused kernels of peers and two streams, is told beside it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from dataclasses import dataclass
 from harness import Row, pivot
 
 ONE_PLAN, ONE_TILE, OWN_SERIAL = "one plan", "one tile", "two in turn"
+TWO_ROLES = "two roles"
 PREFILL_ALONE, DECODE_ALONE = "prefill alone", "decode alone"
+# what a user of one plan has by that, and what computes no whole batch
+NO_RIVALS = {ONE_PLAN, ONE_TILE, TWO_ROLES, PREFILL_ALONE, DECODE_ALONE}
 SERIAL = "serial"  # how rows of peers end that run two kernels in turn
 
 # (chunk, context) -> decodes -> speed-up
@@ -37,6 +41,7 @@ class Verdict:
         ours: one plan.
         peers: the fastest serial way of a peer, and its row's name.
         own: two wrappers in turn.
+        rival: the fastest of all other ways, serial or not, and its row's name.
         alone: prefill and decode, each alone.
         goal: the speed-up asked for; None if it cannot be told.
         plan_us: host time of a plan.
@@ -46,6 +51,7 @@ class Verdict:
     ours: float | None
     peers: tuple[float, str] | None
     own: float | None
+    rival: tuple[float, str] | None
     alone: tuple[float, float] | None
     goal: float | None
     plan_us: float | None
@@ -63,6 +69,10 @@ class Verdict:
     @property
     def over_peers(self) -> float | None:
         return None if self.peers is None or self.ours is None else self.peers[0] / self.ours
+
+    @property
+    def over_all(self) -> float | None:
+        return None if self.rival is None or self.ours is None else self.rival[0] / self.ours
 
     @property
     def limit(self) -> float | None:
@@ -98,6 +108,7 @@ def verdicts(rows: Sequence[Row], drawn: bool = False) -> list[Verdict]:
         ms = {impl: row.ms for impl in impls if (row := at.get((case, impl))) and row.value}
         times = {impl: time for impl, time in ms.items() if time is not None}
         peers = [(time, impl) for impl, time in times.items() if impl.endswith(SERIAL)]
+        rivals = [(time, impl) for impl, time in times.items() if impl not in NO_RIVALS]
         halves = [times.get(half) for half in (PREFILL_ALONE, DECODE_ALONE)]
         alone = None if halves[0] is None or halves[1] is None else (halves[0], halves[1])
         params = next(row.params for row in rows if row.case == case)
@@ -105,7 +116,8 @@ def verdicts(rows: Sequence[Row], drawn: bool = False) -> list[Verdict]:
         one_plan = at.get((case, ONE_PLAN))
         found.append(
             Verdict(
-                case, times.get(ONE_PLAN), min(peers, default=None), times.get(OWN_SERIAL), alone,
+                case, times.get(ONE_PLAN), min(peers, default=None), times.get(OWN_SERIAL),
+                min(rivals, default=None), alone,
                 DRAWN_LEAST if drawn else goal_of(*size, alone),
                 one_plan.params.get("plan_us") if one_plan else None,
             )
@@ -129,7 +141,7 @@ def answer(met: bool | None) -> str:
 
 
 HEADINGS = ("", "one plan, us", "fastest serial, us", "which", "speed-up", "over peers",
-            "limit", "goal", "met", "plan, us")  # fmt: skip
+            "over all", "which", "limit", "goal", "met", "plan, us")  # fmt: skip
 
 
 def cells(one: Verdict) -> list[str]:
@@ -137,8 +149,8 @@ def cells(one: Verdict) -> list[str]:
     ours, serial = (None if ms is None else ms * 1e3 for ms in (one.ours, time))
     return [
         one.case, shown(ours, 0), shown(serial, 0), name, shown(one.speed_up),
-        shown(one.over_peers), shown(one.limit), shown(one.goal), answer(one.met),
-        shown(one.plan_us, 0),
+        shown(one.over_peers), shown(one.over_all), one.rival[1] if one.rival else "",
+        shown(one.limit), shown(one.goal), answer(one.met), shown(one.plan_us, 0),
     ]  # fmt: skip
 
 
@@ -160,10 +172,16 @@ def of_table(rows: Sequence[Row]) -> list[str]:
     found = verdicts(rows)
     judged = [one.met for one in found if one.met is not None]
     lines = [
-        "Speed-up: the fastest serial way of the run over one plan; limit: over the longer half "
-        "alone.", "", *markdown_table(HEADINGS, [cells(one) for one in found]), "",
+        "Speed-up: the fastest serial way of the run over one plan; over all: of two at once, too; "
+        "limit: of the longer half alone.", "",
+        *markdown_table(HEADINGS, [cells(one) for one in found]), "",
     ]  # fmt: skip
-    lines += [f"{sum(judged)} of {len(judged)} goals are met."] * bool(judged)
+    beyond = [one.over_all >= one.goal for one in found if one.over_all and one.goal]
+    if judged:
+        lines.append(
+            f"{sum(judged)} of {len(judged)} goals are met; beside what does both at once, too, "
+            f"{sum(beyond)} of {len(beyond)} would be."
+        )
     return [*lines, *of_plans(found), ""]
 
 

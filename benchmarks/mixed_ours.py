@@ -6,13 +6,21 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from batches import Inputs, Shape, page_table, starts
 from harness import Implementation, Output, Thunk
 from mixed_batches import Kind, Mixed
-from mixed_goals import DECODE_ALONE, ONE_PLAN, ONE_TILE, OWN_SERIAL, PREFILL_ALONE
+from mixed_goals import (
+    DECODE_ALONE,
+    ONE_PLAN,
+    ONE_TILE,
+    OWN_SERIAL,
+    PREFILL_ALONE,
+    TWO_ROLES,
+)
 from peers import planned
 from peers_mixed import in_turn
 from plan_time import timed
@@ -24,7 +32,11 @@ from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileConfig
 from warploom.runtime.devices.device import cuda_facts
 
-TWO_STREAMS, TWO_ROLES = "two streams", "two roles"
+TWO_STREAMS = "two streams"
+BESIDE = "two CTAs an SM"
+# small enough for one of prefill and one of decode on each SM of a Hopper GPU
+SMALL_PREFILLS = tuple(TileConfig(64, 64, 4, stages, "hopper") for stages in (2, 3))
+SMALL_DECODES = (TileConfig(16, 64, 2), TileConfig(16, 32, 2))
 # parts of the CTAs that prefill may use beside decode; None limits neither
 SPLITS = (None, 1 / 3, 1 / 2, 2 / 3)
 PLANS = 60  # that are timed
@@ -106,11 +118,32 @@ def run_decode(kind: Kind, batches: Sequence[Mixed]) -> list[Thunk]:
 
 
 def run_streams(kind: Kind, share: float | None, batches: Sequence[Mixed]) -> list[Thunk]:
-    """Both halves at once: decode on a stream of its own, which forks and joins."""
-    device = batches[0].whole.q.device
+    """Both halves at once, each with a part of the CTAs."""
     prefill = run_half(kind, share, [one.prefill for one in batches])
     rest = None if share is None else 1 - share
     decode = run_half(kind, rest, [one.decode for one in batches])
+    return at_once(prefill, decode, batches[0].whole.q.device)
+
+
+def run_beside(
+    kind: Kind, of_prefill: TileConfig, of_decode: TileConfig, batches: Sequence[Mixed]
+) -> list[Thunk]:
+    """Both halves at once, a CTA of each on each SM: what POD-Attention's paper does (section 4).
+
+    Decodes come first, and are limited to a CTA an SM, so that each SM has room for a prefill.
+    """
+    device = batches[0].whole.q.device
+    halves = [one.prefill for one in batches], [one.decode for one in batches]
+    tiles, sms = (of_prefill, of_decode), cuda_facts(device.index or 0).num_sms
+    prefill, decode = (
+        calls(planned(kind.variant(), half[0], tile=tile, sm_limit=sms), half)
+        for half, tile in zip(halves, tiles, strict=True)
+    )
+    return at_once(prefill, decode, device)
+
+
+def at_once(prefill: Sequence[Thunk], decode: Sequence[Thunk], device: torch.device) -> list[Thunk]:
+    """Decode begins on a stream of its own, which forks and joins."""
     side = torch.cuda.Stream(device)
 
     def both(first: Thunk, second: Thunk) -> Output:
@@ -142,6 +175,11 @@ def ways(kind: Kind, on_gpu: bool) -> dict[str, list[Implementation]]:
     made = {row: [Implementation(row, prepare)] for row, prepare in rows.items()}
     if on_gpu:
         made[TWO_ROLES] = [Implementation(TWO_ROLES, partial(run_two_roles, kind))]
+        made[BESIDE] = [
+            Implementation(f"{first.label} beside {then.label}",
+                           partial(run_beside, kind, first, then))
+            for first, then in product(SMALL_PREFILLS, SMALL_DECODES)
+        ]  # fmt: skip
         made[TWO_STREAMS] = [
             Implementation(split_name(share), partial(run_streams, kind, share)) for share in SPLITS
         ]
@@ -165,11 +203,19 @@ def tables_of(shape: Shape) -> tuple[torch.Tensor, ...]:
     return starts(shape.q_lens), *page_table(shape.kv_lens, shape.page_size)
 
 
-def plan_us(attention: wl.AttentionWrapper, shape: Shape) -> float:
-    """Median host time of a plan: this batch and one of a token less in turn, as decoding goes."""
+def plan_us(
+    attention: wl.AttentionWrapper, shape: Shape, pages_on: torch.device | None = None
+) -> float:
+    """Median host time of a plan: this batch and one of a token less in turn, as decoding goes.
+
+    Page numbers are on the host, where a plan checks and copies them, or stay on a device.
+    """
     least = zip(shape.q_lens, shape.kv_lens, strict=True)
     shorter = replace(shape, kv_lens=tuple(max(rows, keys - 1) for rows, keys in least))
-    both = tables_of(shape), tables_of(shorter)
+    both = [
+        (qo, kv, pages if pages_on is None else pages.to(pages_on), last)
+        for qo, kv, pages, last in map(tables_of, (shape, shorter))
+    ]
 
     def plans() -> None:
         for tables in both:
@@ -182,8 +228,11 @@ def plan_us(attention: wl.AttentionWrapper, shape: Shape) -> float:
 def facts_of_plan(kind: Kind, mixed: Mixed) -> dict[str, Any]:
     """What is kept beside the row of one plan."""
     attention = planned(kind.variant(), mixed.whole)
-    way = way_of(attention)
-    return {"way": way, "plan_us": plan_us(attention, mixed.whole.shape)}
+    way, shape = way_of(attention), mixed.whole.shape
+    found = {"way": way, "plan_us": plan_us(attention, shape)}
+    if mixed.whole.q.device.type != "cpu":
+        found["plan_us_pages_on_device"] = plan_us(attention, shape, mixed.whole.q.device)
+    return found
 
 
 # --- pure batches through the same object ---------------------------------------------------------

@@ -156,6 +156,8 @@ def test_speed_ups_are_over_the_fastest_serial_way(harness: ModuleType, goals: M
     assert verdict.speed_up == pytest.approx(0.45 / 0.35)
     assert verdict.over_peers == pytest.approx(0.48 / 0.35)
     assert verdict.limit == pytest.approx(0.45 / 0.25)
+    assert verdict.rival == (0.1, "FlashInfer persistent")  # no half alone, and no tile of ours
+    assert verdict.over_all == pytest.approx(0.1 / 0.35)
     assert verdict.goal == 1.40 and verdict.met is False
     times["two_in_turn"] = 0.50
     (verdict,) = goals.verdicts(rows_of(harness, "1k/8k/32", (1024, 8192, 32), **times))
