@@ -14,6 +14,7 @@ import prefill_variants as variants
 import torch
 from batches import Shape, Truth, even_batch, everything, label, lengths
 from peers import cudnn, flex, warploom
+from peers_upstream import cudnn_frontend, flash3, flash3_paged
 from tables import Setting, Table, Trial, attention_trial, main
 
 import warploom as wl
@@ -25,7 +26,9 @@ FP16 = variants.FP16
 
 
 def causal_trials(setting: Setting) -> Iterator[Trial]:
-    contestants = (warploom(), cudnn(), flex(), flashinfer.ragged("fa3"))
+    contestants = (
+        warploom(), cudnn(), cudnn_frontend(), flex(), flashinfer.ragged("fa3"), flash3()
+    )  # fmt: skip
     for length in setting.pick(LENGTHS, 128):
         shape = even_batch(length, setting.on_gpu)
         name = f"causal {label(length)}"
@@ -42,7 +45,8 @@ def no_mods(device: torch.device) -> tuple[None, None]:
 
 def full_trials(setting: Setting) -> Iterator[Trial]:
     contestants = (
-        warploom(no_mask), cudnn(False), flex(no_mods), flashinfer.ragged("fa3", causal=False)
+        warploom(no_mask), cudnn(False), cudnn_frontend(False), flex(no_mods),
+        flashinfer.ragged("fa3", causal=False), flash3(False),
     )  # fmt: skip
     for dim in setting.pick((64, 128, 256), 64):
         length = 8192 if setting.on_gpu else 128
@@ -61,7 +65,9 @@ def uneven(kind: str, setting: Setting, page_size: int = 0) -> Shape:
 
 
 def ragged_trials(setting: Setting) -> Iterator[Trial]:
-    contestants = (warploom(), cudnn(), flashinfer.ragged("fa3"), flashinfer.ragged("fa2"))
+    contestants = (
+        warploom(), cudnn(), flashinfer.ragged("fa3"), flashinfer.ragged("fa2"), flash3()
+    )  # fmt: skip
     for kind in setting.pick(KINDS, "uniform"):
         yield attention_trial(
             kind, uneven(kind, setting), contestants, unit="TFLOP/s", truth=Truth(tolerance=FP16)
@@ -69,7 +75,7 @@ def ragged_trials(setting: Setting) -> Iterator[Trial]:
 
 
 def paged_trials(setting: Setting) -> Iterator[Trial]:
-    contestants = (warploom(), flashinfer.paged("fa3"), flashinfer.paged("fa2"))
+    contestants = (warploom(), flashinfer.paged("fa3"), flashinfer.paged("fa2"), flash3_paged())
     for kind in setting.pick(KINDS, "uniform"):
         for page_size in setting.pick((16, 64, 1), 16):
             yield attention_trial(
@@ -80,7 +86,7 @@ def paged_trials(setting: Setting) -> Iterator[Trial]:
 
 def chunk_trials(setting: Setting) -> Iterator[Trial]:
     """A chunk of one long prompt, as serving engines compute them: few tiles, hard to balance."""
-    contestants = (warploom(), flashinfer.paged("fa3"))
+    contestants = (warploom(), flashinfer.paged("fa3"), flash3_paged())
     for q_heads, kv_heads in setting.pick(((32, 8), (32, 32), (16, 16)), (4, 2)):
         for queries, keys in CHUNKS if setting.on_gpu else ((16, 128),):
             shape = Shape((queries,), (keys,), q_heads, kv_heads, 128, page_size=16)
@@ -103,14 +109,14 @@ def split_trials(setting: Setting) -> Iterator[Trial]:
 
 
 TABLES = (
-    Table("prefill", causal_trials, ("matmul",)),
-    Table("prefill_full", full_trials, ("matmul",)),
-    Table("prefill_variants", variants.variant_trials, ("matmul",)),
-    Table("prefill_own", variants.own_trials, ("matmul",)),
-    Table("prefill_rope", variants.rope_trials, ("matmul",)),
-    Table("prefill_ragged", ragged_trials, ("matmul",)),
-    Table("prefill_paged", paged_trials, ("matmul",)),
-    Table("prefill_chunks", chunk_trials, ("matmul",)),
+    Table("prefill", causal_trials, ("matmul", "copy")),
+    Table("prefill_full", full_trials, ("matmul", "copy")),
+    Table("prefill_variants", variants.variant_trials, ("matmul", "copy")),
+    Table("prefill_own", variants.own_trials, ("matmul", "copy")),
+    Table("prefill_rope", variants.rope_trials, ("matmul", "copy")),
+    Table("prefill_ragged", ragged_trials, ("matmul", "copy")),
+    Table("prefill_paged", paged_trials, ("matmul", "copy")),
+    Table("prefill_chunks", chunk_trials, ("matmul", "copy")),
     Table("prefill_split", split_trials, ("matmul", "copy"), bound=True),
 )
 

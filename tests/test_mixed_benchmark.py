@@ -247,7 +247,7 @@ def test_a_limit_and_names_narrow_the_run(harness: ModuleType, tmp_path: Path) -
 
 
 def test_pages_are_padded_for_peers_that_want_a_rectangle(batches: ModuleType) -> None:
-    peers = __import__("peers_mixed")
+    peers = __import__("peers_upstream")
     batch = batches.Batch("x", 5, 40, (17, 33, 1), (4, 2), dim=16)
     part = batches.make_mixed(batch, CPU).decode
     padded = peers.padded_pages(part)
