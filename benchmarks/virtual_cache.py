@@ -3,9 +3,10 @@
     python benchmarks/virtual_cache.py [--device cpu] [--quick] [--tables growth attention handover]
 
 Growth and handover are times of the host, in which the device is idle. Growth begins behind the
-first page, which comes with a prompt; with 8 requests that are equally long, all need one at once. The model has 32 layers of 8
-key/value heads of 128 in bf16, stored token by token: a page of 2 MiB holds 16 tokens. Attention is
-timed as everywhere, over one layer of a cache, with outputs compared with float64.
+first page, which comes with a prompt; requests are equally long, so that all need a page at once.
+The model has 32 layers of 8 key/value heads of 128 in bf16, stored token by token: a page of 2 MiB
+holds 16 tokens. Attention is timed as everywhere, over one layer of a cache, with outputs compared
+with float64.
 """
 
 from __future__ import annotations
