@@ -41,6 +41,7 @@ TITLES = {
     "beams_top_k": "The best beams of as many candidates for each, on the host",
     "beams_host": "Host time of a beam step over a prefix, pages of 16",
     "async_schedule": "Decode steps of 64 requests over 1k keys: host in turn or a step ahead",
+    "dual_streams": "Four layers by halves on two streams, transfers beside computation, bf16",
     "transformers_generation": "Continuous batching of transformers, a model of 1B, bf16",
     "context_parallel_2": "Attention of one layer on two GPUs and on one, heads 32/8, bf16",
     "context_parallel_4": "Attention of one layer on four GPUs and on one, heads 32/8, bf16",
