@@ -319,6 +319,11 @@ class VirtualCache:
 
         Closing again does nothing. Tensors of the cache keep its addresses reserved, but there is
         no memory any longer.
+
+        Raises:
+            PageFailed: the driver refuses to unmap; the cache is closed all the same, and the next
+                call that maps or closes, of any model, tries again.
+            ForbiddenUnderCapture, OtherProcess: as `reserve`.
         """
         if self._tenant.is_open:
             self._mapper.remove(self._tenant)
