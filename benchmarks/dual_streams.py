@@ -314,6 +314,8 @@ class Bench:
 def main(argv: Sequence[str] | None = None) -> None:
     options = arguments(__doc__ or "", argv)
     device, on_gpu = options.device, options.device.type == "cuda"
+    if on_gpu and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     report = Report("dual_streams" if on_gpu else "dual_streams_cpu", device, options.out)
     with torch.inference_mode():
         for shape in SHAPES if on_gpu else TINY:
