@@ -56,7 +56,7 @@ FAST := $(filter-out tests/dsl/test_block_lists.py,$(wildcard tests/dsl/test_*.p
   tests/test_env.py tests/test_sizes.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-fast test-engines fuzz fuzz-memcheck test-gpu bench bench-cpu golden architecture format lint types wheel-check \
+.PHONY: help setup demo test test-all test-fast test-engines fuzz fuzz-pages fuzz-memcheck test-gpu bench bench-cpu golden architecture format lint types wheel-check \
   release-check links clean
 
 help: ## list the targets
@@ -87,6 +87,9 @@ test-engines: $(ENGINES_VENV)/engines.stamp ## vLLM and transformers serve tiny 
 
 fuzz: $(READY_TEST) links ## random variants, batches and formats against a reference of their own; fresh seeds
 	$(RUNNER) tests/fuzz $(FUZZ) --minutes $(MINUTES) --device $(DEVICE) $(if $(filter 1,$(SANITIZE)),--sanitize) $(ARGS)
+
+fuzz-pages: $(READY_TEST) links ## a million random operations on the pages of virtual caches beside a twin: minutes
+	$(RUNNER) tests/pages $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 fuzz-memcheck: $(READY_TEST) links ## some of them under compute-sanitizer's memcheck; needs a GPU
 	$(RUNNER) tests/fuzz $(FUZZ) --minutes $(MINUTES) --device cuda --memcheck --cases 40 --limit 900 $(ARGS)

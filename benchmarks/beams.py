@@ -39,6 +39,7 @@ from shared_prefix import DIM, PAGE, TOLERANCE, Shared, planned
 
 import warploom as wl
 from warploom.recommendation import BeamPages, TopK, heap_top_k, sorted_top_k
+from warploom.scheduler.composed.prefixes import find_prefixes
 
 BEAMS, PREFIXES, HEADS, STEPS, VOCAB = (32, 128, 512), (1024, 4096, 8192), (32, 8), 2, 8192
 MOST_TOKENS = 1 << 19  # that pages of one token list; planning more takes seconds
@@ -188,7 +189,10 @@ def top_k(report: Report, device: torch.device, quick: bool, only: str) -> None:
 
 
 def host(report: Report, device: torch.device, quick: bool, only: str) -> None:
-    """Reordering, and plans of both formats, for page tables of the longest prefix."""
+    """Reordering, and plans of both formats, for page tables of the longest prefix.
+
+    What a composed plan takes to find the prefix stands alone, too: declared, it would be saved.
+    """
     prefix = 1024 if quick else max(PREFIXES)
     heads = HEADS if device.type == "cuda" else (4, 2)
     for beams in BEAMS[:1] if quick else BEAMS:
@@ -209,6 +213,9 @@ def host(report: Report, device: torch.device, quick: bool, only: str) -> None:
                 head_dim=DIM, dtype=torch.bfloat16, device=device,
             )  # fmt: skip
             ways[way] = partial(wrapper.plan, indptr, **table)
+        starts = table["kv_indptr"][:-1].astype(np.int64)
+        full = np.full(beams, pages.length // PAGE)
+        ways["finding prefixes"] = partial(find_prefixes, starts, table["kv_indices"], full, PAGE)
         params = {"beams": beams, "prefix": prefix, "page_size": PAGE}
         for way, call in ways.items():
             if not only or way in only.split(","):

@@ -1,4 +1,4 @@
-"""Decode steps of small models: eagerly, by a graph pool, and by one graph for each batch size.
+"""Decode steps of small models: eagerly, by a graph pool, and by a graph for each batch size.
 
     python benchmarks/graph_pool.py [--quick] [--device cpu] [--models 0.5B 4B] [--out FOLDER]
 
@@ -30,7 +30,7 @@ from warploom.serving.graphs.driver import Capture, GraphDriver
 from warploom.serving.graphs.pool import driver_of
 
 PAGE, MIB = 16, 1 << 20
-WAYS = ("eager", "pool, full", "pool, partial", "graph per size")
+WAYS = ("eager", "pool, full", "pool, partial", "graph per size", "per size, one pool")
 TOLERANCE = 3e-2  # of the largest logit, in bf16
 
 
@@ -167,15 +167,20 @@ def normed(x: torch.Tensor) -> torch.Tensor:
 
 
 class OneGraphPerSize:
-    """What a pool is compared with: each batch size is captured alone, with memory of its own."""
+    """What a pool is compared with: each batch size is captured alone.
 
-    def __init__(self, model: Model) -> None:
+    Intermediate results lie in memory of each capture's own, or all in that of one driver, as
+    engines do that capture all sizes.
+    """
+
+    def __init__(self, model: Model, shared: GraphDriver | None = None) -> None:
         self._model, self._held = model, dict[int, tuple[GraphDriver, Capture, Any]]()
+        self._shared = shared
         self._inputs = model.batch(model.shape.most)
 
     def capture(self, rows: int) -> None:
         inputs = {name: tensor[:rows] for name, tensor in self._inputs.items()}
-        driver, given = driver_of(self._model.device), list[Any]()
+        driver, given = self._shared or driver_of(self._model.device), list[Any]()
 
         def body() -> None:
             given.append(self._model.step(inputs))
@@ -195,7 +200,9 @@ class OneGraphPerSize:
 
     @property
     def num_bytes(self) -> int:
-        held = sum(driver.shared_bytes + one.own_bytes for driver, one, _ in self._held.values())
+        drivers = {id(driver): driver for driver, _, _ in self._held.values()}
+        held = sum(driver.shared_bytes for driver in drivers.values())
+        held += sum(capture.own_bytes for _, capture, _ in self._held.values())
         return held + sum(x.numel() * x.itemsize for x in self._inputs.values())
 
     def close(self) -> None:
@@ -231,7 +238,10 @@ class Bench:
             "pool, full": self._pool(None),
             "pool, partial": self._pool(0),
         }
-        self.graphs = OneGraphPerSize(self.model)
+        self.graphs = {
+            "graph per size": OneGraphPerSize(self.model),
+            "per size, one pool": OneGraphPerSize(self.model, driver_of(device)),
+        }
 
     def _pool(self, full_rows: int | None) -> wl.GraphPool:
         model = self.model
@@ -246,9 +256,8 @@ class Bench:
             self._steps(rows)
 
     def close(self) -> None:
-        for pool in self.pools.values():
-            pool.close()
-        self.graphs.close()
+        for held in (*self.pools.values(), *self.graphs.values()):
+            held.close()
 
     def _capture(self) -> None:
         for way, pool in self.pools.items():
@@ -259,12 +268,13 @@ class Bench:
             params = {"captures": stats.captures, "shared": stats.shared_bytes,
                       "own": stats.own_bytes, "buffers": stats.buffer_bytes}  # fmt: skip
             self._held(way, held, params, time.perf_counter() - begin)
-        begin = time.perf_counter()
-        for rows in range(self.shape.most, 0, -1):
-            self.model.plan(rows, rows)
-            self.graphs.capture(rows)
-        params = {"captures": self.shape.most}
-        self._held("graph per size", self.graphs.num_bytes, params, time.perf_counter() - begin)
+        for way, graphs in self.graphs.items():
+            begin = time.perf_counter()
+            for rows in range(self.shape.most, 0, -1):
+                self.model.plan(rows, rows)
+                graphs.capture(rows)
+            params = {"captures": self.shape.most}
+            self._held(way, graphs.num_bytes, params, time.perf_counter() - begin)
 
     def _held(self, way: str, held: int, params: dict[str, Any], seconds: float) -> None:
         case, name = f"{self.shape.name}, memory", self.report.benchmark
@@ -278,7 +288,8 @@ class Bench:
         }
         for way, pool in self.pools.items():
             calls[way] = partial(self._step, pool.run, batch, pool.choose(rows).padded_rows)
-        calls["graph per size"] = partial(self._step, self.graphs.run, batch, rows)
+        for way, graphs in self.graphs.items():
+            calls[way] = partial(self._step, graphs.run, batch, rows)
         truth = calls["eager"]()[1].float().clone()
         case, name = f"{self.shape.name}, {rows} rows", self.report.benchmark
         for way, call in calls.items():

@@ -15,6 +15,7 @@ from typing import Any
 
 import mixed_goals
 from harness import RESULTS, Row, cell, load_rows, pivot
+from titles import TITLES
 
 FIGURES = RESULTS.parents[1] / "docs" / "figures.md"
 # for choosing by and not for reading, and what was run a second time
@@ -61,57 +62,28 @@ WAYS = {
     "prefill alone": "#94a3b8",
     "decode alone": "#cbd5e1",
     "no attention": "#cbd5e1",
+    "paged": "#94a3b8",
+    "ragged": "#475569",
+    "virtual": "#0072b2",
+    "virtual, as pages": "#56b4e9",
+    "virtual, by token": "#e69f00",
+    "virtual, mapped by grow": "#d55e00",
+    "virtual, mapped ahead": "#e69f00",
+    "virtual, taken over": "#0072b2",
+    "own next request": "#0072b2",
+    "free pages": "#e69f00",
+    "another model's request": "#d55e00",
+    "a copy of as many bytes": "#94a3b8",
+    "one stream": "#1e293b",
+    "two streams, sm_limit": "#0072b2",
+    "serial": "#1e293b",
+    "ahead": "#d55e00",
+    "serial + device planner": "#64748b",
+    "ahead + device planner": "#e69f00",
 }
 OTHERS = "#64748b"
 _LIGHTER = 0.38  # of the way to white, for each further way of one library
 _LIGHTEST = 0.75  # for the last of them, if they are many
-
-TITLES = {
-    "prefill": "Causal prefill, batch 16, 16 heads of 128, fp16",
-    "prefill_full": "Prefill without mask, batch 16, 16 heads, fp16",
-    "prefill_variants": "Causal prefill with soft-cap, ALiBi or a window of 1024 keys",
-    "prefill_own": "A user's own functors that read a tensor for each head and column",
-    "prefill_rope": "Causal prefill with RoPE on queries and keys, fused or before",
-    "prefill_ragged": "Ragged causal prefill, 16 requests of mean 1024, heads 32/8",
-    "prefill_paged": "Paged causal prefill, 16 requests of mean 1024, heads 32/8",
-    "prefill_chunks": "A chunk of one long prompt, pages of 16",
-    "prefill_split": "One request, few queries over many keys",
-    "decode": "Decode, pages of 16, heads of 128, bf16",
-    "decode_page1": "Decode, pages of 1, heads of 128, bf16",
-    "decode_long": "Decode of one long request, bf16",
-    "decode_selections": "Decode over selected pages of 16, 32 heads of 128, bf16",
-    "decode_balance": "Decode of lengths with one giant, load balanced or not, bf16",
-    "decode_fp8": "Decode with keys and values in 8 bits, heads of 128",
-    "decode_step": "Decode step of one layer, planned on the device, heads 32/8, bf16",
-    "mixed": "One prefill chunk and decodes: chunk/context/decodes, heads 32/8, bf16",
-    "mixed_flash3": "The same beside upstream FlashAttention-3",
-    "mixed_drawn": "Mixed batches as a server meets them, page 16, heads of 128, bf16",
-    "llama_step": "A step of paged_llama.py, eight layers of 8B, chunk/context/decodes, fp16",
-    "mixed_pure": "Batches of one kind through a wrapper for mixed ones, heads 32/8, bf16",
-    "append": "New keys and values into a paged cache, 8 heads of 128, from bf16",
-    "shared_prefix": "Decode of requests that share a prefix, suffixes of 128, bf16",
-    "shared_mixed": "Chunk + decodes over a shared prefix, 4,096 keys of their own each, bf16",
-    "key_transforms": "Ways to transform keys of causal attention, ragged, bf16",
-    "cpu_attention": "Attention on the CPU",
-    "run_overhead": "Host time of one call",
-    "virtual_growth": "Growth of requests, pages of 2 MiB for 16 tokens: host time",
-    "virtual_growth_cpu": "Growth of requests on the CPU twin, pages of 2 MiB for 16 tokens",
-    "virtual_attention": "Attention over virtual caches and others, heads of 128, bf16",
-    "virtual_attention_cpu": "Attention over virtual caches and others on the CPU, bf16",
-    "virtual_handover": "Until a new request has memory: host time",
-    "virtual_handover_cpu": "Until a new request has memory on the CPU twin",
-    "graph_pool": "Decode steps of small models by graphs and eagerly, and memory of captures",
-    "beams_attention": "Decode of beams over a shared prefix, two own tokens, heads 32/8, bf16",
-    "beams_top_k": "The best beams of as many candidates for each, on the host",
-    "beams_host": "Host time of a beam step over a prefix, pages of 16",
-    "async_schedule": "Decode steps of 64 requests over 1k keys: host in turn or a step ahead",
-    "transformers_generation": "Continuous batching of transformers, a model of 1B, bf16",
-    "context_parallel_2": "Attention of one layer on two GPUs and on one, heads 32/8, bf16",
-    "context_parallel_4": "Attention of one layer on four GPUs and on one, heads 32/8, bf16",
-    "tensor_parallel_2": "A decoder's layer on two GPUs, prefetches beside its all-reduces",
-    "tensor_parallel_4": "A decoder's layer on four GPUs, prefetches beside its all-reduces",
-    "compile_time": "Time until a kernel is ready: compiled, or loaded from disk",
-}
 
 
 def by_unit(rows: Sequence[Row]) -> list[list[Row]]:
@@ -185,6 +157,19 @@ def draw_log_bars(axes: Any, rows: Sequence[Row]) -> None:
     axes.set_yscale("log")
 
 
+def draw_beside_simulated(axes: Any, rows: Sequence[Row]) -> None:
+    """Bars of measured steps, with a diamond where `params` say what was simulated."""
+    draw_bars(axes, rows)
+    cases, _, at = pivot(rows)
+    for group in axes.containers:
+        for case, bar in zip(cases, group, strict=True):
+            row = at.get((case, group.get_label()))
+            if row and (simulated := row.params.get("simulated_ms")) is not None:
+                middle = bar.get_x() + bar.get_width() / 2
+                axes.plot(middle, simulated, "D", color="white", markeredgecolor="black", ms=5)
+    axes.plot([], [], "D", color="white", markeredgecolor="black", ms=5, label="simulated")
+
+
 def draw_speed_ups(axes: Any, rows: Sequence[Row]) -> None:
     """One bar for each drawn batch, the smallest first, over lines of 1 and of the goals."""
     found = mixed_goals.verdicts(rows, drawn=True)
@@ -223,6 +208,14 @@ DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "shared_prefix": draw_bars,
     "shared_mixed": draw_bars,
     "key_transforms": draw_bars,
+    "virtual_growth": draw_log_bars,
+    "virtual_growth_cpu": draw_log_bars,
+    "virtual_attention": draw_bars,
+    "virtual_attention_cpu": draw_bars,
+    "virtual_handover": draw_log_bars,
+    "virtual_handover_cpu": draw_log_bars,
+    "async_schedule": draw_beside_simulated,
+    "dual_streams": draw_beside_simulated,
     "beams_attention": draw_log_bars,
     "beams_top_k": draw_log_bars,
     "beams_host": draw_log_bars,

@@ -2,13 +2,14 @@
 
     python benchmarks/simulation.py [PICTURE]
 
-Prints two tables and draws docs/images/simulation.png, or PICTURE. Nothing is measured here; costs
-are those that `benchmarks/results` has, and what is assumed is said in `docs/simulation.md`.
+Prints three tables and draws docs/images/simulation.png, or PICTURE. Nothing is measured here;
+costs are those that `benchmarks/results` has; `docs/simulation.md` says what is assumed.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from warploom.serving.simulation.comparisons import QWEN_1_5B, R1_LIKE, decode, small_host
+from warploom.serving.simulation.comparisons import (
+    PROMPTS_OF_TABLE_7,
+    QWEN_1_5B,
+    R1_LIKE,
+    decode,
+    decodes,
+    small_host,
+    streams_of_ours,
+)
+from warploom.serving.simulation.costs import Section
+from warploom.serving.simulation.steps import Step
 from warploom.simulate import (
     Asynchronous,
     Comparison,
@@ -68,6 +79,31 @@ def schedule_table() -> Table:
     return table
 
 
+def stream_table() -> Table:
+    """What splitting a batch reads twice, what it can hide at most, and what it saves."""
+    columns = "batch of a group", "transfers", "more computation", "saved, %"
+    table = Table(*columns, title="R1-like on two streams, 32 groups; us a layer")
+    batches = {f"{n} decodes": decodes([4000] * n) for n in (64, 128, 192, 256, 512)}
+    costs = RooflineCosts(R1_LIKE, groups=32)
+    for name, batch in {**batches, "7 prompts of 1024": PROMPTS_OF_TABLE_7}.items():
+        step, streams = Step(0, (batch,) * 32), DualStreams()
+        computed, moved = seconds_of(costs.layer(step, 1.0, 1.0))
+        halves = [
+            seconds_of(costs.layer(half, streams.compute, streams.communication))[0]
+            for half in step.micro(2)
+        ]
+        more = f"{1e6 * (sum(halves) - computed):.0f}"
+        table.add_row(name, f"{1e6 * moved:.0f}", more, f"{streams_of_ours(batch):.1f}")
+    return table
+
+
+def seconds_of(sections: Sequence[Section]) -> tuple[float, float]:
+    """Of a layer on each stream: computation and transfers."""
+    streams = ("compute", "communication")
+    computed, moved = (sum(one.seconds for one in sections if one.stream == s) for s in streams)
+    return computed, moved
+
+
 def two_streams(schedule: Schedule) -> Result:
     """Two decoding steps of an R1-like model, of which the first layers are drawn."""
     costs = RooflineCosts(R1_LIKE, groups=32)
@@ -112,6 +148,7 @@ def main(arguments: list[str]) -> None:
     console, found = Console(width=110), list(comparisons())
     console.print(comparison_table(found))
     console.print(schedule_table())
+    console.print(stream_table())
     path = Path(arguments[0]) if arguments else PICTURE
     draw(path, found)
     print(f"wrote {path}")

@@ -2,9 +2,11 @@
 
     python benchmarks/virtual_cache.py [--device cpu] [--quick] [--tables growth attention handover]
 
-Growth and handover are times of the host, in which the device is idle. The model has 32 layers of 8
-key/value heads of 128 in bf16, stored token by token: a page of 2 MiB holds 16 tokens. Attention is
-timed as everywhere, over one layer of a cache, with outputs compared with float64.
+Growth and handover are times of the host, in which the device is idle. Growth begins behind the
+first page, which comes with a prompt; requests are equally long, so that all need a page at once.
+The model has 32 layers of 8 key/value heads of 128 in bf16, stored token by token: a page of 2 MiB
+holds 16 tokens. Attention is timed as everywhere, over one layer of a cache, with outputs compared
+with float64.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -42,6 +45,7 @@ MODEL: dict[str, Any] = {
     "page_size": 1, "max_requests": 64, "max_tokens": 32_768,
 }  # fmt: skip
 TOKENS_OF_A_PAGE = 16  # of that model, in 2 MiB
+AHEAD = 2  # tokens for which memory is mapped during a step
 
 
 class PagedAllocator:
@@ -80,25 +84,47 @@ def step_times(tokens: int, step: Callable[[int], object], pause: float = 0.0) -
     return times
 
 
+def needs_pages(length: int, ahead: int) -> bool:
+    """Whether a step crosses into new pages, or takes those that a step so far ahead will need."""
+    first_of_page = [(length + more - 1) % TOKENS_OF_A_PAGE == 0 for more in {0, ahead}]
+    return length > 1 and any(first_of_page)
+
+
+@dataclass
+class Growth:
+    """Steps of some generations, in microseconds, and pages that the driver mapped in one."""
+
+    steps: list[float]
+    with_pages: list[float]
+    maps: int
+
+    @classmethod
+    def of(cls, generations: Sequence[Sequence[float]], maps: int = 0, ahead: int = 0) -> Growth:
+        numbered = [step for times in generations for step in enumerate(times, 1)]
+        with_pages = [us for length, us in numbered if needs_pages(length, ahead)]
+        return cls([us for _, us in numbered], with_pages, maps)
+
+
 def growth(report: Report, device: torch.device, quick: bool) -> None:
-    requests, tokens = (4, 64) if quick else (8, 512)
+    requests, tokens, turns = (4, 64, 2) if quick else (8, 512, 5)
     names = range(requests)
     paged = PagedAllocator(requests * tokens // PAGE)
     memory = requests * (tokens // TOKENS_OF_A_PAGE + 1) * 2 * MIB
     with wl.MemoryPool(memory, device) as pool, wl.VirtualCache(pool, **MODEL) as cache:
 
-        def grow(length: int, ahead: bool = False) -> None:
+        def grow(length: int, ahead: int) -> None:
             for request in names:
                 cache.grow(request, length)
             if ahead:
-                cache.map_ahead(names, 2)
+                cache.map_ahead(names, ahead)
 
-        def generation(reserved: int, trim: bool, ahead: bool) -> tuple[list[float], int]:
-            """Times of the steps, and how many pages the driver mapped in them."""
+        def generation(reserved: int, trim: bool, ahead: int) -> tuple[list[float], int]:
+            """Times of the steps, and pages mapped in them; the first page comes with a prompt."""
             for request in names:
                 cache.reserve(request, reserved)
+                cache.grow(request, 1)
             before = pool.stats().maps
-            times = step_times(tokens, partial(grow, ahead=ahead), 2e-3 * ahead)
+            times = step_times(tokens, partial(grow, ahead=ahead), 2e-3 * bool(ahead))
             mapped = pool.stats().maps - before
             for request in names:
                 cache.release(request)
@@ -106,26 +132,30 @@ def growth(report: Report, device: torch.device, quick: bool) -> None:
                 cache.trim()
             return times, mapped
 
-        def of_pages(length: int) -> None:
-            for request in names:
-                paged.grow(request, length)
+        def virtual(reserved: int = 0, trim: bool = True, ahead: int = 0) -> Growth:
+            ran = [generation(reserved, trim, ahead) for _ in range(turns)]
+            return Growth.of([times for times, _ in ran], ran[-1][1], ahead)
 
-        generation(0, trim=True, ahead=False)  # the first touch of memory is dearer
+        def of_pages() -> list[float]:
+            times = step_times(tokens, lambda length: [paged.grow(one, length) for one in names])
+            for request in names:
+                paged.release(request)
+            return times
+
+        generation(0, trim=True, ahead=AHEAD)  # first touch of memory, and the thread's start
         ways = {
-            "paged": (step_times(tokens, of_pages), 0),
-            "virtual, mapped by grow": generation(0, trim=True, ahead=False),
-            "virtual, mapped ahead": generation(0, trim=False, ahead=True),
-            "virtual, taken over": generation(tokens, trim=False, ahead=False),
+            "paged": Growth.of([of_pages() for _ in range(turns)]),
+            "virtual, mapped by grow": virtual(),
+            "virtual, mapped ahead": virtual(ahead=AHEAD),
         }
+        generation(tokens, trim=False, ahead=0)
+        ways["virtual, taken over"] = virtual(tokens, trim=False)
         params = {"requests": requests, "tokens": tokens, "page_bytes": pool.page_bytes}
-        for way, (times, mapped) in ways.items():
-            found = {**params, "maps": mapped}
-            mean = statistics.fmean(times) / requests
-            add(report, "a token, mean", way, mean, times, found)
-            add(report, f"longest step of {requests} requests", way, max(times), times, found)
+        add_growth(report, ways, params)
         for request in names:
             cache.reserve(request, tokens)
             cache.grow(request, tokens)
+            paged.grow(request, tokens)
         lens = dict.fromkeys(names, tokens)
         calls = {
             "paged": partial(paged.plan_arguments, lens),
@@ -134,6 +164,19 @@ def growth(report: Report, device: torch.device, quick: bool) -> None:
         for way, call in calls.items():
             times = repeated(call, 20 if quick else 300)
             add(report, "page tables of a batch", way, statistics.median(times), times, params)
+
+
+def add_growth(report: Report, ways: dict[str, Growth], params: dict[str, Any]) -> None:
+    """Rows of each way: a token of all steps, and steps that need pages."""
+    requests = params["requests"]
+    for way, found in ways.items():
+        own = {**params, "maps": found.maps}
+        mean = statistics.fmean(found.steps) / requests
+        add(report, "a token, mean", way, mean, found.steps, own)
+        ordered = sorted(found.with_pages)
+        for name, part in {"p50": 0.5, "p99": 0.99, "longest": 1.0}.items():
+            us = ordered[min(int(part * len(ordered)), len(ordered) - 1)]
+            add(report, f"a step that needs pages, {name}", way, us, ordered, own)
 
 
 def repeated(call: Callable[[], object], times: int) -> list[float]:

@@ -143,6 +143,25 @@ def test_ways_that_are_compared_differ_in_colour_and_keep_it(
     assert plot.color_of("before", ["group", "before"]) == plot.color_of("before", ["before"])
 
 
+@pytest.mark.parametrize(
+    "name", ["virtual_growth", "virtual_attention_cpu", "virtual_handover", "async_schedule"]
+)
+def test_recorded_ways_have_bars_of_their_own_colours(
+    plot: ModuleType, harness: ModuleType, name: str
+) -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    _, rows = harness.load_rows(harness.RESULTS / f"{name}.jsonl")
+    for part in plot.by_unit(rows):
+        axes = figures.Figure().add_subplot()
+        plot.DRAWINGS[name](axes, part)
+        heights = [bar.get_height() for group in axes.containers for bar in group]
+        assert sorted(filter(None, heights)) == sorted(row.value for row in part)
+        ways = list(dict.fromkeys(row.impl for row in part))
+        assert len({plot.color_of(way, ways) for way in ways}) == len(ways)
+        simulated = {row.params.get("simulated_ms") for row in part} - {None}
+        assert simulated == {y for line in axes.lines for y in line.get_ydata()}
+
+
 @pytest.mark.some(10)
 @pytest.mark.parametrize(
     ("script", "table"),

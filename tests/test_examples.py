@@ -58,6 +58,8 @@ def test_example_is_small_and_has_a_main(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda p: p.stem)
 def test_example_uses_the_public_face_only(path: Path) -> None:
-    """Which has three modules of its own."""
-    deeper = r"^\s*(?:from|import) warploom\.(?!(?:distributed|prefetch|recommendation)\b).*"
+    """Which has four modules of its own."""
+    deeper = (
+        r"^\s*(?:from|import) warploom\.(?!(?:distributed|prefetch|recommendation|simulate)\b).*"
+    )
     assert not re.findall(deeper, path.read_text(), re.M)

@@ -66,6 +66,8 @@ FITTED_HOST = 0.1437e-3
 R1_LIKE = ModelShape("R1-like", 61, 7168, 48, 1, 2048, head_dim=288, experts=256, active=9)
 R1_TOKEN_BYTES = 2 * 576
 R1_VOCABULARY = 129_280
+# Table 7's layer computes for 13.0 ms. On an H200 no batch of decodes does, and these prompts do.
+PROMPTS_OF_TABLE_7 = Batch(tuple(Piece(i, 1024, 1024) for i in range(7)))
 _CORES_OF_AN_NPU = 24  # xLLM's 32k tokens on one core, and 1.3k on each when they are cut
 
 
@@ -145,10 +147,10 @@ def streams_of_xllm() -> tuple[float, float]:
     return 1e3 * one / R1_LIKE.layers, 1e3 * two / R1_LIKE.layers
 
 
-def streams_of_ours(requests: int, groups: int = 32) -> float:
-    """Per cent that two streams save of an R1-like model's step, by requests of a group."""
+def streams_of_ours(batch: Batch, groups: int = 32) -> float:
+    """Per cent that two streams save of an R1-like model's step, by the batch of each group."""
     costs = RooflineCosts(R1_LIKE, groups=groups, vocabulary=R1_VOCABULARY)
-    step = Step(0, (decodes([4000] * requests),) * groups)
+    step = Step(0, (batch,) * groups)
     one, two = (step_seconds(schedule, costs, step) for schedule in (Serial(), DualStreams()))
     return 100 * (1 - two / one)
 
@@ -176,10 +178,8 @@ def comparisons() -> Iterator[Comparison]:
         yield Comparison(what, "%", reported, gain_ahead(layered_host(model, devices)))
     one, two = streams_of_xllm()
     yield Comparison("dual streams, xLLM's times", "ms a layer", 2.8, one - two)
-    saved = 100 * 2.8 / 22.3
-    for requests in (128, 256):
-        what = f"dual streams, {requests} requests a group"
-        yield Comparison(what, "%", saved, streams_of_ours(requests))
+    what, saved = "dual streams, 7k rows of prompts a group", 100 * 2.8 / 22.3
+    yield Comparison(what, "%", saved, streams_of_ours(PROMPTS_OF_TABLE_7))
     static = balanced(RoundRobin(), None)
     moving = balanced(LeastTokens(), Migration())
     yield Comparison("balance: by KV tokens, and migration", "%", 5.0, gain(moving, static))

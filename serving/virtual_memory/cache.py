@@ -28,6 +28,8 @@ from warploom.serving.virtual_memory.pool import MemoryPool
 from warploom.serving.virtual_memory.views import Views, page_tables
 
 _MOST_PAGES = 2**31 - 1
+_NOTHING_DUE: Future[None] = Future()  # of all steps that need no page, which are nearly all
+_NOTHING_DUE.set_result(None)
 
 
 @dataclass(eq=False)
@@ -228,7 +230,8 @@ class VirtualCache:
             tokens: how many more each will have; no more than `max_tokens` in all.
 
         Returns:
-            What tells when all is mapped. Nobody needs to ask.
+            What tells when all is mapped; where there is nothing to map, one future for all such
+            calls. Nobody needs to ask.
 
         Raises:
             NotReserved: there is no such request.
@@ -242,9 +245,7 @@ class VirtualCache:
             if wanted > held.ready and wanted > self._ready(held):
                 due.append((held.span, self._geometry.rows(wanted)))
         if not due:
-            done: Future[None] = Future()
-            done.set_result(None)
-            return done
+            return _NOTHING_DUE
         self._mapper.extend(due)
         return self._mapper.map_later(self._tenant, [span for span, _ in due], self._pool)
 
@@ -318,6 +319,11 @@ class VirtualCache:
 
         Closing again does nothing. Tensors of the cache keep its addresses reserved, but there is
         no memory any longer.
+
+        Raises:
+            PageFailed: the driver refuses to unmap; the cache is closed all the same, and the next
+                call that maps or closes, of any model, tries again.
+            ForbiddenUnderCapture, OtherProcess: as `reserve`.
         """
         if self._tenant.is_open:
             self._mapper.remove(self._tenant)

@@ -271,13 +271,11 @@ class Mapper:
             yield
 
     def _remove(self, tenant: Tenant) -> None:
-        if not tenant.is_open:
-            return
-        self._driver.drain()
-        tenant.is_open = False
-        self._ledger.remove(tenant.model)
+        if tenant.is_open:
+            self._driver.drain()
+            tenant.is_open = False
+            self._ledger.remove(tenant.model)
         self._flush()
-        del self._tenants[tenant.model]
 
     def _extend(self, span: Span, rows: int) -> None:
         """`Ledger.extend`; the current stream waits for whoever has left rows that are taken."""
@@ -325,6 +323,9 @@ class Mapper:
             self._unmaps += unmap.rows * tenant.model.planes
             self._planes_unmapped = 0
             unmaps.popleft()
+        # not before: a model that is gone has its addresses until no page is there
+        for tenant in [one for one in self._tenants.values() if not one.is_open]:
+            del self._tenants[tenant.model]
 
     def _handle(self, page: int) -> int:
         if page not in self._handles:

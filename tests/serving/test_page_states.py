@@ -6,7 +6,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from support.page_twin import Kind, SideBySide, run
+from pages import mapper, twin
+from pages.twin import Kind, SideBySide
 
 from warploom.memory_errors import (
     BudgetTooSmall,
@@ -81,7 +82,30 @@ TestPages = Pages.TestCase
 
 
 def test_a_long_random_run() -> None:
-    run(3000, seed=0)
+    done = twin.run(3000, seed=0)
+    assert {"add", "remove", "open", "extend", "map", "release", "trim"} <= done.keys()
+    assert done["release: NotReserved"] and done["extend: PoolExhausted"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mapper_that_is_refused_things_stays_consistent(seed: int) -> None:
+    done = mapper.run(1500, seed)
+    for call in ("create", "map", "unmap"):
+        assert done[f"refused by the driver: {call}"]
+    assert done["grow: PageFailed"] and done["ahead: PageFailed"]
+
+
+def test_a_mapper_that_forgets_to_undo_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are mapped and values refused: the keys must go again."""
+    unmap = mapper.RefusingDriver.unmap
+
+    def forget(driver: mapper.RefusingDriver, address: int, pages: int) -> None:
+        if not driver._undoes:
+            unmap(driver, address, pages)
+
+    monkeypatch.setattr(mapper.RefusingDriver, "unmap", forget)
+    with pytest.raises(AssertionError):
+        mapper.run(3000, seed=0)
 
 
 def test_a_page_goes_through_its_four_states() -> None:

@@ -22,4 +22,7 @@ def test_every_table_has_its_rows(harness: ModuleType, tmp_path: Path) -> None:
     assert all(0 < row.error < 1e-2 for row in found["attention"].values())
     heap, sort = (found["top_k"]["64 x 64", impl].params for impl in ("heap", "full sort"))
     assert heap["seen"] < sort["seen"] == sort["candidates"] == 64 * 64
-    assert {impl for _, impl in found["host"]} == {"reorder", "page tables", "plan", "plan, single"}
+    ways = {"reorder", "page tables", "plan", "plan, single", "finding prefixes"}
+    assert {impl for _, impl in found["host"]} == ways
+    one = {impl: row.value for (_, impl), row in found["host"].items()}
+    assert one["finding prefixes"] < one["plan"], "it is part of it"

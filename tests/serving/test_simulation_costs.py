@@ -1,23 +1,20 @@
-"""Costs that feed the simulator, what it says beside xLLM's figures, and what it refuses."""
+"""Costs that feed the simulator, and what it refuses."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from warploom.serving.simulation import comparisons as figures
 from warploom.serving.simulation.roofline import REPLAY
 from warploom.serving.simulation.steps import Batch, Piece, Step
 from warploom.simulate import (
     RECORDED,
     Asynchronous,
-    Comparison,
     Deployment,
     DualStreams,
     Engine,
@@ -32,7 +29,6 @@ from warploom.simulate import (
     RooflineCosts,
     Section,
     Serial,
-    comparisons,
     draw_timelines,
     read_measured,
     read_trace,
@@ -155,66 +151,6 @@ def test_keys_that_move_cost_what_projections_do_not_hide() -> None:
     plain = costs.layer(step, 1.0, 1.0)[0].seconds
     assert costs.layer(replace(step, moved=1), 1.0, 1.0)[0].seconds == plain
     assert costs.layer(replace(step, moved=10**6), 1.0, 1.0)[0].seconds > 2 * plain
-
-
-# --- xLLM's figures -------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def compared() -> dict[str, Comparison]:
-    return {f"{one.what}, {one.unit}": one for one in comparisons()}
-
-
-def test_all_gains_have_the_direction_that_xllm_reports(compared: dict[str, Comparison]) -> None:
-    fails = [one.what for one in compared.values() if not one.reported * one.simulated > 0]
-    # the experts' weights are read once for each micro-batch, and small batches do not pay for it
-    assert fails == ["dual streams, 128 requests a group"]
-
-
-def test_the_smallest_model_gains_most_by_planning_ahead(compared: dict[str, Comparison]) -> None:
-    found = [one for name, one in compared.items() if name.startswith("asynchronous")]
-    assert [one.fitted for one in found] == [True, False, False, False]
-    assert found[0].simulated == pytest.approx(17.4, abs=0.1)
-    gains = [one.simulated for one in found]
-    assert gains == sorted(gains, reverse=True) and gains[-1] > 0.3
-
-
-def test_a_host_with_work_for_each_layer_orders_all_but_the_7b(
-    compared: dict[str, Comparison],
-) -> None:
-    found = [one for name, one in compared.items() if name.startswith("host by layers")]
-    of_7b, of_14b, of_32b = (one.simulated for one in found)
-    assert of_14b < of_32b < 17.4 and found[1].reported < found[2].reported < 17.4
-    assert of_7b > of_32b and found[0].reported < found[1].reported  # the one that is not
-
-
-def test_what_xllm_hid_of_the_host_goes_by_layers_but_for_the_7b() -> None:
-    """Table 6: tokens a second in turn and a step ahead; microseconds by requests of a step."""
-    table = ((8709.90, 10223.15), (3183.68, 3201.83), (1472.22, 1527.23), (1415.20, 1508.76))
-    gains = [100 * (ahead / in_turn - 1) for in_turn, ahead in table]
-    assert gains == pytest.approx([gain for _, gain in figures.TABLE_6], abs=0.05)
-    hidden = [1e6 / in_turn - 1e6 / ahead for in_turn, ahead in table]
-    assert hidden == pytest.approx([17.0, 1.8, 24.5, 43.8], abs=0.05)
-    layers = [model.layers for model, _ in figures.TABLE_6]
-    by_layer = [one / n for one, n in zip(hidden, layers, strict=True)]
-    assert by_layer == pytest.approx([0.61, 0.06, 0.51, 0.68], abs=0.01)
-
-
-def test_two_streams_leave_of_xllms_times_what_only_one_can_do() -> None:
-    """By hand: 17.0 ms of computation a layer, and once, at the end, a half of a half of 12.4."""
-    one, two = figures.streams_of_xllm()
-    assert one == pytest.approx(13.0 + 9.3)
-    assert two == pytest.approx(17.0 + 12.4 / 4 / 61)
-
-
-def test_balance_in_closed_form(compared: dict[str, Comparison]) -> None:
-    """Half of 20k tokens, 576 numbers each, in 61 layers; and 32k tokens over 24 cores."""
-    bytes_of_gap = 10_000 * 576 * 2 * 61
-    saved = compared["balance: a gap of 20k tokens, us a step"].simulated
-    assert saved == pytest.approx(1e6 * bytes_of_gap / RECORDED.bandwidth, rel=0.01)
-    cut = compared["balance: 32k tokens, cut, tokens a core"].simulated
-    assert 32_000 / 24 <= cut <= 1.15 * 32_000 / 24
-    assert compared["balance: by KV tokens, and migration, %"].simulated > 1
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -354,13 +290,3 @@ def test_a_schedule_that_serves_nobody_is_noticed() -> None:
 
     with pytest.raises(AssertionError, match="left 1 of 1 requests"):
         simulate([Request(0.0, 4, 1)], GivenCosts(()), Stuck())
-
-
-def test_the_picture_is_drawn(
-    harness: Any, compared: dict[str, Comparison], tmp_path: Path
-) -> None:
-    pytest.importorskip("matplotlib")
-    script = import_module("simulation")
-    script.draw(tmp_path / "simulation.png", list(compared.values()))
-    assert (tmp_path / "simulation.png").read_bytes().startswith(b"\x89PNG")
-    assert script.schedule_table().row_count == 6

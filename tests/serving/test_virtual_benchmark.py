@@ -20,9 +20,17 @@ def test_growth_and_handover_have_all_their_ways(harness: ModuleType, tmp_path: 
     _, rows = harness.load_rows(tmp_path / "virtual_growth_cpu.jsonl")
     assert all(row.value > 0 for row in rows)
     growth = {row.impl: row.params["maps"] for row in rows if row.case == "a token, mean"}
-    whole = 4 * 64 // benchmark.TOKENS_OF_A_PAGE  # 4 requests of 64 tokens
+    whole = 4 * (64 // benchmark.TOKENS_OF_A_PAGE - 1)  # 4 requests; their first pages are there
     assert whole <= growth.pop("virtual, mapped ahead") <= whole + 4  # of each the next page, too
     assert growth == {"paged": 0, "virtual, mapped by grow": whole, "virtual, taken over": 0}
+    for way in {row.impl for row in rows}:
+        of_steps = {row.case: row for row in rows if row.impl == way and "step" in row.case}
+        values = [of_steps[f"a step that needs pages, {part}"].value for part in
+                  ("p50", "p99", "longest")]  # fmt: skip
+        assert values == sorted(values)
+        # 3 steps of each generation cross into a page; ahead, 4 more take pages for those to come
+        steps = 2 * (7 if way == "virtual, mapped ahead" else 3)
+        assert {row.samples for row in of_steps.values()} == {steps}
     _, rows = harness.load_rows(tmp_path / "virtual_handover_cpu.jsonl")
     for pages in (1, 16):
         of_pages = [row for row in rows if row.params["pages"] == pages]

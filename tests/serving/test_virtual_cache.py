@@ -234,7 +234,9 @@ def test_memory_is_mapped_ahead_in_another_thread(
         assert threading.main_thread() not in mappers
         cache.grow("b", 9)
         assert counts(pool) == (504, 0, 8, 0)
-        assert cache.map_ahead("ab", 7).done(), "there is memory for 16 tokens"
+        nothing = cache.map_ahead("ab", 7)
+        assert nothing.done() and nothing.result() is None, "there is memory for 16 tokens"
+        assert cache.map_ahead("a", 3) is nothing and not nothing.cancel()
 
 
 def test_threads_may_grow_requests_of_their_own(pool: wl.MemoryPool) -> None:

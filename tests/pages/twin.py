@@ -1,7 +1,5 @@
 """A twin of the ledger of pages, in plain NumPy, and random operations on both side by side.
 
-    python tests/support/page_twin.py [--operations 1000000] [--seed 0]
-
 The twin has one matrix of states, of each row of each slot, and looks everything up there anew. It
 takes pages one row at a time and undoes what it did where that is not enough. What the ledger wants
 unmapped and mapped is done to a third thing, a table of addresses, which refuses what a device
@@ -10,9 +8,8 @@ would: to map over a page, and to unmap where there is none.
 
 from __future__ import annotations
 
-import argparse
 import random
-import time
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -175,10 +172,16 @@ class SideBySide:
         self.models: dict[int, Model] = {}
         self.table: dict[tuple[int, int, int], int] = {}  # (span, plane, row) -> page
         self.names = 0
+        self.done = Counter[str]()  # operations by name, and by name and error
 
     def spans(self) -> list[Span]:
         """In the order of the twin's slots."""
         return [span for model in self.models.values() for span in model.spans]
+
+    def count(self, name: str, error: type[VirtualMemoryError] | None = None) -> None:
+        self.done[name] += 1
+        if error is not None:
+            self.done[f"{name}: {error.__name__}"] += 1
 
     def add(self, kind: Kind) -> None:
         expected, name = self.twin.add(self.names, kind), self.names
@@ -186,8 +189,10 @@ class SideBySide:
         sizes = kind.planes, kind.slots, kind.guaranteed, kind.limit
         got = raised(lambda: self.models.update({name: self.ledger.add(str(name), *sizes)}))
         assert got is expected, (got, expected)
+        self.count("add", expected)
 
     def remove(self, name: int) -> None:
+        self.count("remove")
         self.twin.remove(name)
         self.ledger.remove(self.models[name])
         self.flush()
@@ -202,6 +207,7 @@ class SideBySide:
             assert got is None and self.spans().index(found[0]) == expected
         else:
             assert got is expected, (got, expected)
+        self.count("open", None if isinstance(expected, int) else expected)
 
     def extend(self, at: int, rows: int) -> None:
         rows = min(rows, self.twin.kinds[int(self.twin.owner[at])].rows)
@@ -210,8 +216,10 @@ class SideBySide:
         expected, span = self.twin.extend(at, rows), self.spans()[at]
         got = raised(lambda: self.ledger.extend(span, rows))
         assert got is expected, (got, expected)
+        self.count("extend", expected)
 
     def map(self, at: int) -> None:
+        self.count("map")
         self.flush()
         self.twin.map(at)
         span = self.spans()[at]
@@ -225,9 +233,11 @@ class SideBySide:
     def release(self, at: int) -> None:
         expected, span = self.twin.release(at), self.spans()[at]
         assert raised(lambda: self.ledger.release(span)) is expected
+        self.count("release", expected)
 
     def trim(self, name: int, pages: int | None) -> None:
         assert self.ledger.trim(self.models[name], pages) == self.twin.trim(name, pages)
+        self.count("trim")
 
     def flush(self) -> None:
         while self.ledger.unmaps:
@@ -312,29 +322,20 @@ def random_operation(both: SideBySide, rng: random.Random) -> None:
         both.map(rng.randrange(slots))
 
 
-def run(operations: int, seed: int, pages_every: int = 50) -> None:
-    """Raises AssertionError where the two differ; begins anew now and then."""
-    rng = random.Random(seed)
+def run(operations: int, seed: int, pages_every: int = 50) -> Counter[str]:
+    """Raises AssertionError where the two differ; begins anew now and then.
+
+    Returns:
+        How often each operation was done, and how often it ended with which error.
+    """
+    rng, done = random.Random(seed), Counter[str]()
     both = SideBySide(8, 4)
-    for done in range(operations):
-        if done % 5000 == 0:
+    for number in range(operations):
+        if number % 5000 == 0:
             both = SideBySide(rng.randint(1, 160), rng.randint(1, 16))
+            both.done = done
         random_operation(both, rng)
         both.compare()
-        if done % pages_every == 0:
+        if number % pages_every == 0:
             both.compare_pages()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--operations", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    options = parser.parse_args()
-    print(f"{options.operations} operations, seed {options.seed}", flush=True)
-    begin = time.perf_counter()
-    run(options.operations, options.seed)
-    print(f"the ledger and its twin agree; {time.perf_counter() - begin:.0f} s")
-
-
-if __name__ == "__main__":
-    main()
+    return done
