@@ -193,7 +193,7 @@ def append_trials(setting: Setting) -> Iterator[Trial]:
             yield Trial(case, partial(make_batch, way, shape), check_append, CONTESTANTS)
 
 
-TABLES = (Table("append", append_trials, ("copy",)),)
+TABLES = (Table("append", append_trials, ("copy", "matmul")),)
 
 if __name__ == "__main__":
     main(TABLES, __doc__ or "")

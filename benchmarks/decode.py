@@ -165,14 +165,15 @@ def step_trials(setting: Setting) -> Iterator[Trial]:
         yield attention_trial(f"{batch} x {length}", shape, contestants, unit="us")
 
 
+CEILINGS = ("copy", "read", "matmul")
 TABLES = (
-    Table("decode", partial(decode_trials, 16), ("copy", "read")),
-    Table("decode_page1", partial(decode_trials, 1), ("copy", "read")),
-    Table("decode_long", long_trials, ("copy", "read")),
-    Table("decode_selections", selection_trials),
-    Table("decode_balance", balance_trials),
-    Table("decode_fp8", narrow_trials),
-    Table("decode_step", step_trials),
+    Table("decode", partial(decode_trials, 16), CEILINGS),
+    Table("decode_page1", partial(decode_trials, 1), CEILINGS),
+    Table("decode_long", long_trials, CEILINGS),
+    Table("decode_selections", selection_trials, CEILINGS),
+    Table("decode_balance", balance_trials, CEILINGS),
+    Table("decode_fp8", narrow_trials, CEILINGS),
+    Table("decode_step", step_trials, CEILINGS),
 )
 
 if __name__ == "__main__":

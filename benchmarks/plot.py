@@ -278,7 +278,8 @@ def markdown(benchmark: str, machine: dict[str, Any], rows: Sequence[Row]) -> st
     tables = [line for part in parts for line in table(benchmark, part)]
     if summary := mixed_goals.SUMMARIES.get(benchmark):
         tables += summary(rows)
-    if not any(map(ceilings_of, parts)) and (rates := ceilings_of(rows)):  # figures are times
+    shown = {row.unit for part in parts for row in part}
+    if rates := [row for row in ceilings_of(rows) if row.unit not in shown]:
         told = ", ".join(f"{row.impl} {row.value:.0f} {row.unit}" for row in rates)
         tables += [f"In the same run: {told}.", ""]
     facts = ", ".join(f"{key} {machine[key]}" for key in ("device", "torch", "date", "commit"))
