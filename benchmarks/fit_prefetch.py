@@ -207,6 +207,45 @@ def choice(models: Models, steps: Sequence[Timed]) -> tuple[float, float, float]
     return at, float(np.interp(at, asked, real)), max(real)
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What is chosen for a case among recorded CTAs.
+
+    Attributes:
+        case: of it.
+        asked, sms: bytes and CTAs; 0 bytes are no prefetch.
+        told, saved: seconds that the model says, and that steps say, read between recorded budgets.
+        without: seconds of the step without a prefetch.
+        best: seconds that the best recorded step saves.
+    """
+
+    case: str
+    asked: int
+    sms: int
+    told: float
+    saved: float
+    without: float
+    best: float
+
+
+def choices(models: Models, timed: Sequence[Timed]) -> list[Choice]:
+    """By `Overlap.best`, of the CTAs that a case was recorded with."""
+    steps = by_case(timed)
+    found = []
+    for case in dict.fromkeys(one.case for one in timed):
+        recorded = {sms: mine for (name, sms), mine in steps.items() if name == case}
+        first = next(iter(recorded.values()))[0]
+        model = models[reader_of(case)]
+        asked, sms = model.best(first.collective, first.size, tuple(recorded))
+        mine = recorded[sms]
+        at = [0.0, *(one.asked for one in mine)]
+        real = float(np.interp(asked, at, [0.0, *(one.saved for one in mine)]))
+        told = model.saved(first.collective, first.size, asked, sms)
+        best = max(0.0, *(one.saved for every in recorded.values() for one in every))
+        found.append(Choice(case, asked, sms, told, real, first.without, best))
+    return found
+
+
 def quality(models: Models, timed: Sequence[Timed]) -> Quality:
     """Of all steps given; chosen budgets lie between recorded ones, and so do their times."""
     off = np.abs([told(models, one) - one.saved for one in timed])
@@ -278,22 +317,18 @@ def fit_table(model: Overlap, *found: Quality) -> Table:
 
 
 def choice_table(timed: Sequence[Timed], every: Models, each: Models) -> Table:
-    """What is chosen with the fewest CTAs, and what that saves, read between recorded budgets."""
+    """What is chosen, bytes and CTAs, and what that saves, read between recorded budgets."""
     table = Table("step", "alone", "best saves", title="chosen; us")
     for column in ("GPU's", "saves", "told", "own", "saves", "told"):
         table.add_column(column)
-    fewest = min(one.sms for one in timed)
-    for (case, sms), steps in by_case(timed).items():
-        if sms != fewest:
-            continue
-        first = steps[0]
-        cells = [f"{1e6 * first.without:.1f}", f"{1e6 * choice(every, steps)[2]:.1f}"]
-        for models in (every, each):
-            at, got, _ = choice(models, steps)
-            said = models[reader_of(case)].saved(first.collective, first.size, at, sms)
-            shown = [f"{at / MB:.1f} MB", f"{1e6 * got:.1f}", f"{1e6 * said:.1f}"]
-            cells += shown if at else ["none", "", ""]
-        table.add_row(case, *cells)
+    for both in zip(choices(every, timed), choices(each, timed), strict=True):
+        first = both[0]
+        cells = [f"{1e6 * first.without:.1f}", f"{1e6 * first.best:.1f}"]
+        for one in both:
+            size = f"{one.asked / MB:.1f} MB, {one.sms} CTAs"
+            shown = [size, f"{1e6 * one.saved:.1f}", f"{1e6 * one.told:.1f}"]
+            cells += shown if one.asked else ["none", "", ""]
+        table.add_row(first.case, *cells)
     return table
 
 
