@@ -27,7 +27,7 @@ from harness import RESULTS, Row, load_rows
 from rich.console import Console
 from rich.table import Table
 
-from warploom.prefetch import H200, Accelerator, Overlap, Timed, accelerator_named
+from warploom.prefetch import H200, Accelerator, Overlap, SafeBudget, Timed, accelerator_named
 from warploom.serving.prefetch.overlap import by_case
 
 Reals = npt.NDArray[np.float64]
@@ -229,14 +229,14 @@ class Choice:
 
 
 def choices(models: Models, timed: Sequence[Timed]) -> list[Choice]:
-    """By `Overlap.best`, of the CTAs that a case was recorded with."""
+    """As `SafeBudget` chooses, of the CTAs that a case was recorded with."""
     steps = by_case(timed)
     found = []
     for case in dict.fromkeys(one.case for one in timed):
         recorded = {sms: mine for (name, sms), mine in steps.items() if name == case}
         first = next(iter(recorded.values()))[0]
         model = models[reader_of(case)]
-        asked, sms = model.best(first.collective, first.size, tuple(recorded))
+        asked, sms = SafeBudget(model, first.collective, tuple(recorded)).best(first.size)
         mine = recorded[sms]
         at = [0.0, *(one.asked for one in mine)]
         real = float(np.interp(asked, at, [0.0, *(one.saved for one in mine)]))

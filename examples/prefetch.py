@@ -4,7 +4,16 @@ import torch
 from torch.fx import symbolic_trace
 
 import warploom as wl
-from warploom.prefetch import H200, beside, beside_pages, best_bytes, predict, prefetch_pass
+from warploom.prefetch import (
+    H200,
+    H200_OVERLAP,
+    SafeBudget,
+    beside,
+    beside_pages,
+    best_bytes,
+    predict,
+    prefetch_pass,
+)
 
 # kernels for GPUs compute in 16-bit types, those for CPUs in float32 too
 DEVICE, DTYPE = ("cuda", torch.float16) if torch.cuda.is_available() else ("cpu", torch.float32)
@@ -58,9 +67,10 @@ def by_hand() -> None:
 
 def by_pass() -> None:
     """What a compiler's graph gets."""
-    module = symbolic_trace(MLP())
-    for inserted in prefetch_pass(module, 3 << 20):
+    for inserted in prefetch_pass(symbolic_trace(MLP()), 3 << 20):
         print(f"by the pass: {', '.join(inserted.tensors)} beside {inserted.collective}")
+    chosen = prefetch_pass(symbolic_trace(MLP()), SafeBudget(H200_OVERLAP, 10e-6))
+    print(f"by a budget that is chosen for an H200: {len(chosen)}, since 2 MB would not pay")
 
 
 def main() -> None:

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from warploom.serving.prefetch.recorded import H100_NCCL_OVERLAP as H100_NCCL_OVERLAP
     from warploom.serving.prefetch.recorded import H100_OVERLAP as H100_OVERLAP
     from warploom.serving.prefetch.recorded import H200_OVERLAP as H200_OVERLAP
+    from warploom.serving.prefetch.safe_budget import Collective as Collective
+    from warploom.serving.prefetch.safe_budget import Ring as Ring
+    from warploom.serving.prefetch.safe_budget import SafeBudget as SafeBudget
     from warploom.serving.prefetch.tensors import beside as beside
     from warploom.serving.prefetch.tensors import beside_pages as beside_pages
     from warploom.serving.prefetch.tensors import prefetch as prefetch
@@ -69,6 +72,9 @@ _HOME = {
     "H100_NCCL_OVERLAP": "recorded",
     "H100_OVERLAP": "recorded",
     "H200_OVERLAP": "recorded",
+    "Collective": "safe_budget",
+    "Ring": "safe_budget",
+    "SafeBudget": "safe_budget",
     "L2_MEGABYTES": "exploration",
     "Comparison": "exploration",
     "comparisons": "exploration",

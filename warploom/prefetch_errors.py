@@ -8,7 +8,8 @@ from warploom.errors import ArgumentError, WarploomError
 class BadBudget(ArgumentError):
     message = (
         "max_bytes is {got}; expected how many bytes may be brought into the cache, an integer "
-        "from {least} on, or None for a share of the device's L2."
+        "from {least} on: no more than come while the collective runs, since its reader waits for "
+        "what is late. Graph passes and beside() also take a SafeBudget, which chooses them."
     )
 
 
