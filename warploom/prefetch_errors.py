@@ -34,3 +34,10 @@ class CannotPrefetch(ArgumentError):
 
 class NoSuchAccelerator(WarploomError):
     message = "there is no accelerator {name!r} among {known}. Declare an Accelerator."
+
+
+class NoArea(WarploomError):
+    message = (
+        "{name} has no area, so that nothing can be said for each mm2 of it. Give core_area and "
+        "l2_area (dataclasses.replace)."
+    )

@@ -1,6 +1,6 @@
 """What a prefetch beside a collective saves on a real GPU: few terms, fitted to recorded times.
 
-`l2_model.predict` is the paper's: whatever memory could deliver during the collective hits, and
+`performance.predict` is the paper's: whatever memory could deliver during the collective hits, and
 every hit is gained. On a GPU the kernel that asks starts late, its CTAs ask at a rate of their own,
 and the reader waits for the last of them, since streams join; L2 keeps half of its size; and a
 reader takes hits at L2's rate, which is not much above memory's. `benchmarks/fit_prefetch.py` fits

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from warploom.errors import ArgumentError
 from warploom.serving.prefetch.accelerators import Accelerator
-from warploom.serving.prefetch.l2_model import collective_seconds
 from warploom.serving.prefetch.overlap import CTAS, Overlap
+from warploom.serving.prefetch.performance import collective_seconds
 
 
 class Collective(NamedTuple):

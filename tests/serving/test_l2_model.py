@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +21,16 @@ from warploom.prefetch import (
     best_bytes,
     comparisons,
     decode_seconds,
+    explore,
+    l2_model,
     predict,
+    scale_out,
+    speedup_by_l2_bandwidth,
+    with_l2,
 )
-from warploom.prefetch_errors import NoSuchAccelerator
-from warploom.serving.prefetch.exploration import scale_out, speedup_by_l2_bandwidth
-from warploom.serving.prefetch.l2_model import collective_seconds, section_seconds
+from warploom.prefetch_errors import NoArea, NoSuchAccelerator
 from warploom.serving.prefetch.model_shapes import LLAMA3_8B, LLAMA3_70B, Operation
+from warploom.serving.prefetch.performance import collective_seconds, section_seconds
 
 NOT_REPRODUCED = "tokens/s/mm2"  # the text does not say which tokens count, nor which mean
 
@@ -75,6 +80,38 @@ def test_prefetching_never_costs_more_in_the_paper() -> None:
         times = [decode_seconds(chip, model, serving, True) for chip in steps]
         assert times == sorted(times, reverse=True)
         assert times[0] == pytest.approx(decode_seconds(PAPER, model, serving, False))
+
+
+def test_a_design_space_of_ones_own() -> None:
+    """Chips, models and servings, each with each; times are the model's."""
+    chips = [with_l2(PAPER, size) for size in (8, 104)]
+    servings = [Serving(8, 4, 2048), Serving(16, 8, 4096)]
+    found = list(explore(chips, [LLAMA3_8B, LLAMA3_70B], servings))
+    assert [(x.chip.l2_bytes, x.model.name, x.serving.devices) for x in found[:3]] == [
+        (8e6, "Llama3-8B", 8), (8e6, "Llama3-8B", 16), (8e6, "Llama3-70B", 8),
+    ]  # fmt: skip
+    assert len(found) == 8
+    for one in found:
+        seconds = decode_seconds(one.chip, one.model, one.serving, True)
+        assert one.decode_seconds() == seconds
+        tokens = one.serving.batch * one.serving.decoded
+        assert one.throughput() == pytest.approx(tokens / seconds)
+        area = 800 / 1.84 * 1.34 + 0.36 * one.chip.l2_bytes / 1e6
+        assert one.density() == pytest.approx(tokens / seconds / area)
+    assert all(more.speedup > less.speedup for less, more in zip(found[:4], found[4:], strict=True))
+    with pytest.raises(NoArea, match="H200"):
+        next(iter(explore([H200]))).density()
+
+
+def test_the_model_is_one_module() -> None:
+    """With all that a user may call of it, by one name each."""
+    import warploom as wl
+
+    assert wl.prefetch.l2_model is l2_model and "l2_model" in dir(wl.prefetch)
+    for name in ("predict", "best_bytes", "explore", "scale_out", "speedups", "speedup_by_link",
+                 "latencies", "densities", "comparisons", "predictions"):  # fmt: skip
+        one, same = (inspect.unwrap(getattr(at, name)) for at in (l2_model, wl.prefetch))
+        assert one is same
 
 
 SECONDS = st.floats(0, 1e-4)
