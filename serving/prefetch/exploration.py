@@ -23,6 +23,9 @@ from warploom.serving.prefetch.performance import (
 )
 
 L2_MEGABYTES = tuple(range(8, 161, 8))
+GIGABITS = (200, 400, 600, 800, 1000)  # of a link, figure 8
+TERAOPS = (200, 400, 800, 1600, 3200)  # figure 9, whose text names none
+CLUSTERS = (8, 16, 32, 64, 128)  # figure 10
 _GBIT = 1e9 / 8
 
 
