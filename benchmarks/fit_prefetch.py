@@ -1,14 +1,14 @@
 """Fit what prefetching saves to recorded steps, and say how far it is off; needs no GPU.
 
-    python benchmarks/fit_prefetch.py [FILE]
+    python benchmarks/fit_prefetch.py [FILE ...]
 
-FILE is what `prefetch.py` wrote. Half of the cases are fitted to: every other duration of every
-reader, the others of its neighbour. Prints the constants for `warploom.prefetch.Overlap`, and of
-the cases that were left out: the error, which the choice knows, how many savings are within 15 %,
-how far a whole step's time is off, and what the choice loses at worst. Each once with the
-constants of the GPU alone, and once with the one constant that a reader has of its own, taken from
-its fitted cases; and both again with the halves exchanged. Then what is chosen for each step.
-`prefetch_noise.py` says what of that the times allow.
+FILEs are what `prefetch.py` wrote, parts of one run on one GPU. Half of the cases are fitted to:
+every other duration of every reader, the others of its neighbour. Prints the constants for
+`warploom.prefetch.Overlap`, and of the cases that were left out: the error, which the choice knows,
+how many savings are within 15 %, how far a whole step's time is off, and what the choice loses at
+worst. Each once with the constants of the GPU alone, and once with the one constant that a reader
+has of its own, taken from its fitted cases; and both again with the halves exchanged. Then what is
+chosen for each step. `prefetch_noise.py` says what of that the times allow.
 """
 
 from __future__ import annotations
@@ -27,12 +27,22 @@ from harness import RESULTS, Row, load_rows
 from rich.console import Console
 from rich.table import Table
 
-from warploom.prefetch import H200, Accelerator, Overlap, SafeBudget, Timed, accelerator_named
+from warploom.prefetch import (
+    H100_OVERLAP,
+    H200,
+    H200_OVERLAP,
+    Accelerator,
+    Overlap,
+    SafeBudget,
+    Timed,
+    accelerator_named,
+)
 from warploom.serving.prefetch.overlap import by_case
 
 Reals = npt.NDArray[np.float64]
 Models = Mapping[str, Overlap]  # by the reader's name
 MB = 10**6
+COLLECTIVE_SMS = 16  # of the stand-in
 STARTUPS = np.arange(0, 6.5e-6, 0.5e-6)
 RATES = np.geomspace(1 / 256, 1 / 4, 25)  # of the bandwidth, for one CTA
 CLOSE = 0.15
@@ -50,6 +60,11 @@ def reader_of(case: str) -> str:
     return case.rpartition(",")[0]
 
 
+def usual(rows: Sequence[Row]) -> list[Row]:
+    """Those behind a stand-in of the usual SMs; one that holds others is another collective."""
+    return [x for x in rows if x.params.get("collective_sms", COLLECTIVE_SMS) == COLLECTIVE_SMS]
+
+
 def alone(rows: Sequence[Row]) -> dict[str, float]:
     """Microseconds that each reader takes behind a collective, without a prefetch.
 
@@ -58,7 +73,7 @@ def alone(rows: Sequence[Row]) -> dict[str, float]:
     time is the median of all its steps.
     """
     found: dict[str, list[float]] = {}
-    for row in rows:
+    for row in usual(rows):
         if row.value is not None and not row.params["budget"]:
             without = row.value - row.params["collective_us"]
             found.setdefault(reader_of(row.case), []).append(without)
@@ -69,10 +84,15 @@ def timed_rows(rows: Sequence[Row]) -> list[Timed]:
     """Steps with a budget that was given, each beside the step without one."""
     readers = alone(rows)
     found = []
-    for row in rows:
+    for row in usual(rows):
         at = row.params
         name = reader_of(row.case)
-        if row.impl == "chosen" or row.value is None or name not in readers or not at["budget"]:
+        if (
+            row.impl.startswith("chosen")
+            or row.value is None
+            or name not in readers
+            or not at["budget"]
+        ):
             continue
         without = at["collective_us"] + readers[name]
         found.append(
@@ -292,6 +312,12 @@ def chip_of(name: str, bandwidth: float) -> Accelerator:
     return replace(accelerator_named(known), memory_bandwidth=bandwidth)
 
 
+def overlap_of(name: str) -> Overlap | None:
+    """Recorded constants of the GPU with this name."""
+    known = {"H100": H100_OVERLAP, "H200": H200_OVERLAP}
+    return next((model for chip, model in known.items() if chip in name), None)
+
+
 def fit_table(model: Overlap, *found: Quality) -> Table:
     """Constants, and what is known of them: of the GPU alone, and of each reader's own."""
     table = Table("constant", "value", "reader's own", title="fit")
@@ -334,9 +360,11 @@ def choice_table(timed: Sequence[Timed], every: Models, each: Models) -> Table:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("file", nargs="?", type=Path, default=RESULTS / "prefetch.jsonl")
-    options = parser.parse_args(argv)
-    machine, rows = load_rows(options.file)
+    parser.add_argument("files", nargs="*", type=Path, default=[RESULTS / "prefetch.jsonl"])
+    parts = [load_rows(file) for file in parser.parse_args(argv).files]
+    machine, rows = parts[0][0], [row for _, mine in parts for row in mine]
+    if len({facts["device"] for facts, _ in parts}) > 1:
+        parser.error("these files are of several GPUs")
     bandwidth = next(row.params["bandwidth"] for row in rows if row.impl == "none")
     chip = chip_of(machine["device"], bandwidth)
     console = Console()
