@@ -186,6 +186,25 @@ def summary(rows: list[Row]) -> Table:
     return table
 
 
+def collective_table(rows: list[Row]) -> Table:
+    """Microseconds saved by SMs that the stand-in holds, each beside a step without a prefetch."""
+    table = Table("step", "SMs held", "none", title="us saved beside other stand-ins")
+    cases = {row.case for row in rows if row.params["collective_sms"] != COLLECTIVE_SMS}
+    swept = [row for row in rows if row.case in cases]
+    columns = [f"{n:g} MB" for n in FEW]
+    for name in columns:
+        table.add_column(name)
+    for case in dict.fromkeys(row.case for row in swept):
+        for held in sorted({row.params["collective_sms"] for row in swept}):
+            how = "" if held == COLLECTIVE_SMS else f", beside {held} SMs"
+            mine = {row.impl: row for row in swept if row.case == case}
+            plain = mine[f"none{how}"]
+            found = (mine.get(f"{name}{how}") for name in columns)
+            cells = (f"{_saved(plain, row):.1f}" if row else "" for row in found)
+            table.add_row(case, str(held), f"{plain.value:.1f}", *cells)
+    return table
+
+
 def _saved(without: Row, row: Row) -> float:
     return (without.value or 0.0) - (row.value or 0.0)
 
@@ -274,6 +293,7 @@ def main(argv: list[str] | None = None) -> None:
             report.add(row)
     model, *found = checked_fit(report.rows, chip)  # steps without a prefetch were run again
     report.console.print(summary(report.rows))
+    report.console.print(collective_table(report.rows))
     report.console.print(fit_table(model, *found))
     report.console.print(repr(model))
     fitted = for_each(model, halves(timed_rows(report.rows))[0])

@@ -42,6 +42,7 @@ def test_one_reader_has_more_ctas_and_other_collectives(
     """And its steps beside other stand-ins are not those that constants are fitted to."""
     pytest.importorskip("matplotlib")
     prefetch, fitter = import_module("prefetch"), import_module("fit_prefetch")
+    monkeypatch.setenv("COLUMNS", "200")  # no case is wrapped
     parts = [tmp_path / name for name in ("one", "other")]
     for part, name in zip(parts, ("tiny keys", "tiny"), strict=True):
         given = ["--tiny", "--quick", "--captures", "1", "--readers", name, "--out", str(part)]
@@ -58,8 +59,10 @@ def test_one_reader_has_more_ctas_and_other_collectives(
     }
     rest = [row for row in tiny if row not in beside]
     assert fitter.timed_rows(tiny) == fitter.timed_rows(rest) != []
-    capsys.readouterr()
-    monkeypatch.setenv("COLUMNS", "200")  # no case is wrapped
+    held = capsys.readouterr().out.rpartition("beside other stand-ins")[2].partition("fit")[0]
+    assert [line.split("│")[2].strip() for line in held.splitlines() if "us │" in line] == [
+        "4", "16", "32", "4", "16", "32"
+    ]  # fmt: skip
     fitter.main([str(file) for file in files])  # parts of one run
     shown = capsys.readouterr().out
     assert "tiny keys, 10 us" in shown and "tiny, 40 us" in shown
