@@ -1,14 +1,14 @@
 """Fit what prefetching saves to recorded steps, and say how far it is off; needs no GPU.
 
-    python benchmarks/fit_prefetch.py [FILE]
+    python benchmarks/fit_prefetch.py [FILE ...]
 
-FILE is what `prefetch.py` wrote. Half of the cases are fitted to: every other duration of every
-reader, the others of its neighbour. Prints the constants for `warploom.prefetch.Overlap`, and of
-the cases that were left out: the error, which the choice knows, how many savings are within 15 %,
-how far a whole step's time is off, and what the choice loses at worst. Each once with the
-constants of the GPU alone, and once with the one constant that a reader has of its own, taken from
-its fitted cases; and both again with the halves exchanged. Then what is chosen for each step.
-`prefetch_noise.py` says what of that the times allow.
+FILEs are what `prefetch.py` wrote, parts of one run on one GPU. Half of the cases are fitted to:
+every other duration of every reader, the others of its neighbour. Prints the constants for
+`warploom.prefetch.Overlap`, and of the cases that were left out: the error, which the choice knows,
+how many savings are within 15 %, how far a whole step's time is off, and what the choice loses at
+worst. Each once with the constants of the GPU alone, and once with the one constant that a reader
+has of its own, taken from its fitted cases; and both again with the halves exchanged. Then what is
+chosen for each step. `prefetch_noise.py` says what of that the times allow.
 """
 
 from __future__ import annotations
@@ -27,12 +27,22 @@ from harness import RESULTS, Row, load_rows
 from rich.console import Console
 from rich.table import Table
 
-from warploom.prefetch import H200, Accelerator, Overlap, Timed, accelerator_named
+from warploom.prefetch import (
+    H100_OVERLAP,
+    H200,
+    H200_OVERLAP,
+    Accelerator,
+    Overlap,
+    SafeBudget,
+    Timed,
+    accelerator_named,
+)
 from warploom.serving.prefetch.overlap import by_case
 
 Reals = npt.NDArray[np.float64]
 Models = Mapping[str, Overlap]  # by the reader's name
 MB = 10**6
+COLLECTIVE_SMS = 16  # of the stand-in
 STARTUPS = np.arange(0, 6.5e-6, 0.5e-6)
 RATES = np.geomspace(1 / 256, 1 / 4, 25)  # of the bandwidth, for one CTA
 CLOSE = 0.15
@@ -50,6 +60,11 @@ def reader_of(case: str) -> str:
     return case.rpartition(",")[0]
 
 
+def usual(rows: Sequence[Row]) -> list[Row]:
+    """Those behind a stand-in of the usual SMs; one that holds others is another collective."""
+    return [x for x in rows if x.params.get("collective_sms", COLLECTIVE_SMS) == COLLECTIVE_SMS]
+
+
 def alone(rows: Sequence[Row]) -> dict[str, float]:
     """Microseconds that each reader takes behind a collective, without a prefetch.
 
@@ -58,7 +73,7 @@ def alone(rows: Sequence[Row]) -> dict[str, float]:
     time is the median of all its steps.
     """
     found: dict[str, list[float]] = {}
-    for row in rows:
+    for row in usual(rows):
         if row.value is not None and not row.params["budget"]:
             without = row.value - row.params["collective_us"]
             found.setdefault(reader_of(row.case), []).append(without)
@@ -69,10 +84,15 @@ def timed_rows(rows: Sequence[Row]) -> list[Timed]:
     """Steps with a budget that was given, each beside the step without one."""
     readers = alone(rows)
     found = []
-    for row in rows:
+    for row in usual(rows):
         at = row.params
         name = reader_of(row.case)
-        if row.impl == "chosen" or row.value is None or name not in readers or not at["budget"]:
+        if (
+            row.impl.startswith("chosen")
+            or row.value is None
+            or name not in readers
+            or not at["budget"]
+        ):
             continue
         without = at["collective_us"] + readers[name]
         found.append(
@@ -207,6 +227,45 @@ def choice(models: Models, steps: Sequence[Timed]) -> tuple[float, float, float]
     return at, float(np.interp(at, asked, real)), max(real)
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What is chosen for a case among recorded CTAs.
+
+    Attributes:
+        case: of it.
+        asked, sms: bytes and CTAs; 0 bytes are no prefetch.
+        told, saved: seconds that the model says, and that steps say, read between recorded budgets.
+        without: seconds of the step without a prefetch.
+        best: seconds that the best recorded step saves.
+    """
+
+    case: str
+    asked: int
+    sms: int
+    told: float
+    saved: float
+    without: float
+    best: float
+
+
+def choices(models: Models, timed: Sequence[Timed]) -> list[Choice]:
+    """As `SafeBudget` chooses, of the CTAs that a case was recorded with."""
+    steps = by_case(timed)
+    found = []
+    for case in dict.fromkeys(one.case for one in timed):
+        recorded = {sms: mine for (name, sms), mine in steps.items() if name == case}
+        first = next(iter(recorded.values()))[0]
+        model = models[reader_of(case)]
+        asked, sms = SafeBudget(model, first.collective, tuple(recorded)).best(first.size)
+        mine = recorded[sms]
+        at = [0.0, *(one.asked for one in mine)]
+        real = float(np.interp(asked, at, [0.0, *(one.saved for one in mine)]))
+        told = model.saved(first.collective, first.size, asked, sms)
+        best = max(0.0, *(one.saved for every in recorded.values() for one in every))
+        found.append(Choice(case, asked, sms, told, real, first.without, best))
+    return found
+
+
 def quality(models: Models, timed: Sequence[Timed]) -> Quality:
     """Of all steps given; chosen budgets lie between recorded ones, and so do their times."""
     off = np.abs([told(models, one) - one.saved for one in timed])
@@ -253,6 +312,12 @@ def chip_of(name: str, bandwidth: float) -> Accelerator:
     return replace(accelerator_named(known), memory_bandwidth=bandwidth)
 
 
+def overlap_of(name: str) -> Overlap | None:
+    """Recorded constants of the GPU with this name."""
+    known = {"H100": H100_OVERLAP, "H200": H200_OVERLAP}
+    return next((model for chip, model in known.items() if chip in name), None)
+
+
 def fit_table(model: Overlap, *found: Quality) -> Table:
     """Constants, and what is known of them: of the GPU alone, and of each reader's own."""
     table = Table("constant", "value", "reader's own", title="fit")
@@ -278,30 +343,28 @@ def fit_table(model: Overlap, *found: Quality) -> Table:
 
 
 def choice_table(timed: Sequence[Timed], every: Models, each: Models) -> Table:
-    """What is chosen with the fewest CTAs, and what that saves, read between recorded budgets."""
+    """What is chosen, bytes and CTAs, and what that saves, read between recorded budgets."""
     table = Table("step", "alone", "best saves", title="chosen; us")
     for column in ("GPU's", "saves", "told", "own", "saves", "told"):
         table.add_column(column)
-    fewest = min(one.sms for one in timed)
-    for (case, sms), steps in by_case(timed).items():
-        if sms != fewest:
-            continue
-        first = steps[0]
-        cells = [f"{1e6 * first.without:.1f}", f"{1e6 * choice(every, steps)[2]:.1f}"]
-        for models in (every, each):
-            at, got, _ = choice(models, steps)
-            said = models[reader_of(case)].saved(first.collective, first.size, at, sms)
-            shown = [f"{at / MB:.1f} MB", f"{1e6 * got:.1f}", f"{1e6 * said:.1f}"]
-            cells += shown if at else ["none", "", ""]
-        table.add_row(case, *cells)
+    for both in zip(choices(every, timed), choices(each, timed), strict=True):
+        first = both[0]
+        cells = [f"{1e6 * first.without:.1f}", f"{1e6 * first.best:.1f}"]
+        for one in both:
+            size = f"{one.asked / MB:.1f} MB, {one.sms} CTAs"
+            shown = [size, f"{1e6 * one.saved:.1f}", f"{1e6 * one.told:.1f}"]
+            cells += shown if one.asked else ["none", "", ""]
+        table.add_row(first.case, *cells)
     return table
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("file", nargs="?", type=Path, default=RESULTS / "prefetch.jsonl")
-    options = parser.parse_args(argv)
-    machine, rows = load_rows(options.file)
+    parser.add_argument("files", nargs="*", type=Path, default=[RESULTS / "prefetch.jsonl"])
+    parts = [load_rows(file) for file in parser.parse_args(argv).files]
+    machine, rows = parts[0][0], [row for _, mine in parts for row in mine]
+    if len({facts["device"] for facts, _ in parts}) > 1:
+        parser.error("these files are of several GPUs")
     bandwidth = next(row.params["bandwidth"] for row in rows if row.impl == "none")
     chip = chip_of(machine["device"], bandwidth)
     console = Console()

@@ -1,7 +1,8 @@
 """Prefetching beside a stand-in for a collective: the step of a layer, by bytes that are asked for.
 
-    python benchmarks/prefetch.py [--quick] [--tiny] [--sms 8] [--captures 5] [--out FOLDER]
-    python benchmarks/fit_prefetch.py FOLDER/prefetch.jsonl
+    python benchmarks/prefetch.py [--quick] [--tiny] [--readers 8B] [--sms 8] [--captures 5]
+                                  [--out FOLDER]
+    python benchmarks/fit_prefetch.py FOLDER/prefetch.jsonl [FILE ...]
 
 A kernel holds some SMs for 5 to 40 us, as a collective would, while weights (a GEMV of 8B's or of
 70B's layers on eight devices) or pages of keys (a decoding step) are prefetched on a side stream;
@@ -9,152 +10,70 @@ then they are read. A figure is the time of all that in a CUDA graph that goes o
 inputs, so that L2 is cold. Each comes from several graphs, captured anew after all other steps of
 the reader, since one graph in ten is off by half a microsecond and more, in all of its replays.
 Beside each stands what the paper's model predicts, from the bandwidth that reading has in the same
-run. One reader is measured with more CTAs that ask. Then the model of `Overlap` is fitted to half
-of the cases, as `fit_prefetch.py` does again from the file, and the budgets that it chooses are
-run, for all cases. Those of the other half tell what it is worth.
+run. Some budgets are asked for by 16 and 32 CTAs, too; for one reader all of them, and some beside
+a stand-in that holds fewer or more SMs.
 
-L2's hits are told by ncu, which runs one kernel after another, so that they are those of a
-collective that lasts long enough:
-
-    ncu --cache-control none --kernel-name regex:gemv --metrics \
-        lts__t_sectors_op_read_lookup_hit.sum,lts__t_sectors_op_read.sum \
-        python benchmarks/prefetch.py --once 16
+Then what is chosen is run, for all cases: by the constants of `warploom.prefetch` for this GPU (of
+another, by those that half of the cases of this run fit), and with each reader's own constant,
+which comes from half of its cases. `--readers` takes some of the readers, by the beginnings of
+their names, so that a run fits ten minutes ("8B" and "70B" are two such); `fit_prefetch.py` joins
+the files. `prefetch_hits.py` counts the hits.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from batches import page_table
 from fit_prefetch import (
+    COLLECTIVE_SMS,
     Models,
     checked_fit,
     chip_of,
     fit_table,
+    for_all,
     for_each,
     halves,
+    overlap_of,
     reader_of,
     timed_rows,
     told,
+    usual,
 )
 from harness import QUICK, Case, Effort, Report, Row, copies_needed, placed, replay_times
+from prefetch_readers import Reader, readers, step
 from rich.table import Table
 from stand_in import StandIn
 
-import warploom as wl
-from warploom.prefetch import (
-    Accelerator,
-    beside,
-    beside_pages,
-    predict,
-)
+from warploom.prefetch import Accelerator, SafeBudget, predict
 
-COLLECTIVE_SMS = 16
 SECONDS = (5e-6, 10e-6, 20e-6, 40e-6)
-BUDGETS = (2, 4, 8, 12, 16, 24, 32, 40)  # MB; the last are more than a half of L2
+BUDGETS = (2, 4, 8, 12, 16, 24, 32, 40, 50, 60)  # MB; the last are all of an H200's L2
 MORE_SMS = (16, 32)
-SWEPT = "70B/TP8 gate, up"  # the reader that is measured with more CTAs
+OTHER_COLLECTIVES = (4, 32)  # SMs of the stand-in
+SWEPT = "70B/TP8 gate, up", "tiny"  # readers that are measured with all of that
 TINY_BUDGETS = (0.016, 0.03)
+FEW = (0.016, 8, 16, 24, 32)  # of the budgets, where others than the usual SMs ask or are held
 NORMAL = Effort(seconds=0.1)
 MB = 10**6
-PAGE, DIM = 16, 128
-
-
-@dataclass(frozen=True)
-class Reader:
-    """What reads behind the collective: one of the copies of its inputs.
-
-    Attributes:
-        name: of it.
-        bytes: that it reads.
-        read: reads them.
-        fetch: is given a budget and CTAs; a block beside which it runs.
-        least: budget.
-    """
-
-    name: str
-    bytes: int
-    read: Callable[[], torch.Tensor]
-    fetch: Callable[[int, int], Any]
-    least: int = 128
-
-
-def weights(tiny: bool) -> Iterator[tuple[str, int, int]]:
-    """Outputs and inputs of the products of a layer on one device."""
-    if tiny:
-        yield "tiny", 64, 128
-        return
-    yield "8B qkv", 6144, 4096
-    yield "8B gate, up", 28672, 4096
-    yield "70B/TP8 qkv", 1280, 8192
-    yield "70B/TP8 out", 8192, 1024
-    yield "70B/TP8 gate, up", 7168, 8192
-    yield "70B/TP8 down", 8192, 3584
-
-
-def product(name: str, outputs: int, inputs: int, device: torch.device) -> Reader:
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    weight = torch.randn(outputs, inputs, device=device, dtype=dtype)
-    x = torch.randn(1, inputs, device=device, dtype=dtype)
-    size = weight.numel() * weight.element_size()
-
-    def fetch(budget: int, sms: int) -> Any:
-        return beside(weight, budget, sms=sms)
-
-    return Reader(name, size, partial(torch.nn.functional.linear, x, weight), fetch)
-
-
-def decoding(name: str, heads: int, kv_heads: int, device: torch.device, tiny: bool) -> Reader:
-    requests, tokens = (2, 40) if tiny else (8, 4096)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    attention = wl.AttentionWrapper(
-        wl.Causal(), kv_format=wl.Paged(PAGE), num_q_heads=heads, num_kv_heads=kv_heads,
-        head_dim=DIM, dtype=dtype, device=device,
-    )  # fmt: skip
-    indptr, indices, last = page_table((tokens,) * requests, PAGE)
-    attention.plan(list(range(requests + 1)), indptr, indices, last)
-    cache = torch.randn(len(indices), 2, PAGE, kv_heads, DIM, device=device, dtype=dtype)
-    q = torch.randn(requests, heads, DIM, device=device, dtype=dtype)
-    size = cache.numel() * cache.element_size()
-
-    def fetch(budget: int, sms: int) -> Any:
-        return beside_pages(attention, cache, budget, sms=sms)
-
-    return Reader(name, size, partial(attention.run, q, cache), fetch, size // len(cache))
-
-
-def readers(device: torch.device, tiny: bool) -> Iterator[tuple[str, Callable[[], Reader]]]:
-    for name, outputs, inputs in weights(tiny):
-        yield name, partial(product, name, outputs, inputs, device)
-    shapes = (("tiny keys", 2, 1),) if tiny else (("8B keys", 32, 8), ("70B/TP8 keys", 8, 1))
-    for name, heads, kv_heads in shapes:
-        yield name, partial(decoding, name, heads, kv_heads, device, tiny)
-
-
-def step(stand_in: StandIn, reader: Reader, seconds: float, budget: int, sms: int) -> torch.Tensor:
-    """The collective, the prefetch beside it, and the reads."""
-    if budget:
-        with reader.fetch(budget, sms):
-            stand_in(seconds)
-    else:
-        stand_in(seconds)
-    return reader.read()
+CHOSEN = "chosen", "chosen, own"  # by the GPU's constants, and with the reader's own
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a step is run; a budget of 0 is no prefetch."""
+    """How a step is run; a budget of 0 is no prefetch, and `held` are the stand-in's SMs."""
 
     seconds: float
     budget: int
     impl: str
     sms: int
+    held: int = COLLECTIVE_SMS
 
 
 @dataclass(frozen=True)
@@ -169,13 +88,12 @@ class Bench:
 
     def timed(self, copies: list[Reader], settings: Sequence[Setting]) -> Iterator[Row]:
         """All steps in turn, as often as there are captures, so that a slow minute is in none."""
-        stand_in = StandIn(self.device, COLLECTIVE_SMS)
+        stand_ins = {at.held: StandIn(self.device, at.held) for at in settings}
         times: list[list[float]] = [[] for _ in settings]
         for _ in range(self.captures):
             for at, mine in zip(settings, times, strict=True):
-                thunks = [
-                    partial(step, stand_in, one, at.seconds, at.budget, at.sms) for one in copies
-                ]
+                given = at.seconds, at.budget, at.sms
+                thunks = [partial(step, stand_ins[at.held], one, *given) for one in copies]
                 mine += replay_times(thunks, self.device, self.effort)
         for at, mine in zip(settings, times, strict=True):
             yield self.row(copies, at, sorted(mine))
@@ -186,7 +104,7 @@ class Bench:
         by_paper = predict(self.chip, at.seconds, first.bytes, at.budget)
         params = {
             "collective_us": 1e6 * at.seconds, "budget": at.budget, "bytes": first.bytes,
-            "sms": at.sms, "collective_sms": COLLECTIVE_SMS, "captures": self.captures,
+            "sms": at.sms, "collective_sms": at.held, "captures": self.captures,
             "bandwidth": self.chip.memory_bandwidth,
             "predicted_saved_us": 1e6 * by_paper.saved, "predicted_hits": by_paper.hits,
         }  # fmt: skip
@@ -199,32 +117,45 @@ class Bench:
     def rows(self, copies: list[Reader], durations: Any, budgets: Any) -> Iterator[Row]:
         """Steps without and with each budget, which a plan's first page at least must fit."""
         first = copies[0]
-        given = [round(n * MB) for n in budgets if first.least <= n * MB < 1.2 * first.bytes]
-        settings = []
+        given = [n for n in budgets if first.least <= n * MB < 1.2 * first.bytes]
+        settings: list[Setting] = []
         for seconds in durations:
             settings.append(Setting(seconds, 0, "none", self.sms))
-            for budget in given:
-                settings.append(Setting(seconds, budget, f"{budget / MB:g} MB", self.sms))
-            for sms in MORE_SMS if first.name == SWEPT else ():
-                for budget in given:
-                    impl = f"{budget / MB:g} MB, {sms} CTAs"
-                    settings.append(Setting(seconds, budget, impl, sms))
+            settings += self._asked(seconds, given, self.sms)
+            few = [n for n in given if n in FEW]
+            for sms in MORE_SMS:
+                more = given if first.name in SWEPT else few
+                settings += self._asked(seconds, more, sms, f", {sms} CTAs")
+            for held in OTHER_COLLECTIVES if first.name in SWEPT else ():
+                beside = f", beside {held} SMs"
+                settings.append(Setting(seconds, 0, f"none{beside}", self.sms, held))
+                settings += self._asked(seconds, few, self.sms, beside, held)
         yield from self.timed(copies, settings)
 
-    def chosen(self, models: Models, copies: list[Reader], durations: Any) -> Iterator[Row]:
-        """Steps with the budgets that fitted models choose, each beside one without."""
+    def _asked(
+        self, seconds: float, given: Sequence[float], sms: int, how: str = "",
+        held: int = COLLECTIVE_SMS,
+    ) -> list[Setting]:  # fmt: skip
+        return [Setting(seconds, round(n * MB), f"{n:g} MB{how}", sms, held) for n in given]
+
+    def chosen(
+        self, models: Mapping[str, Models], copies: list[Reader], durations: Any
+    ) -> Iterator[Row]:
+        """Steps with the bytes and CTAs that each kind of models chooses, beside one without."""
         first = copies[0]
-        model = models[first.name]
-        settings = []
+        settings, saved = [], []
         for seconds in durations:
-            budget = model.best_bytes(seconds, first.bytes, self.sms)
-            budget = budget if budget >= first.least else 0
             settings.append(Setting(seconds, 0, "none again", self.sms))
-            settings.append(Setting(seconds, budget, "chosen", self.sms))
-        for at, row in zip(settings, self.timed(copies, settings), strict=True):
-            saved = model.saved(at.seconds, first.bytes, at.budget, self.sms)
-            fitted = {"fitted_saved_us": 1e6 * saved} if at.impl == "chosen" else {}
-            yield replace(row, params={**row.params, **fitted})
+            saved.append(0.0)
+            for impl, fitted in models.items():
+                model = fitted[first.name]
+                budget, sms = SafeBudget(model, seconds).best(first.bytes)
+                budget = budget if budget >= first.least else 0
+                settings.append(Setting(seconds, budget, impl, sms))
+                saved.append(model.saved(seconds, first.bytes, budget, sms))
+        for at, row, seconds in zip(settings, self.timed(copies, settings), saved, strict=True):
+            fitted_saved = {"fitted_saved_us": 1e6 * seconds} if at.impl in models else {}
+            yield replace(row, params={**row.params, **fitted_saved})
 
 
 def read_bandwidth(device: torch.device, effort: Effort) -> float:
@@ -235,21 +166,47 @@ def read_bandwidth(device: torch.device, effort: Effort) -> float:
 
 
 def summary(rows: list[Row]) -> Table:
-    """Time saved with the best budget, and with the chosen one as the fit predicts it."""
-    held_out = {one.case for one in halves(timed_rows(rows))[1]}
-    columns = "step", "none", "best", "saved", "chosen", "saved", "fit", "left out"
-    table = Table(*columns, title="us")
-    for case in dict.fromkeys(row.case for row in rows):
-        mine = {row.impl: row for row in rows if row.case == case}
-        plain, again, chosen = (mine[name] for name in ("none", "none again", "chosen"))
-        given = [row for name, row in mine.items() if name not in ("none again", "chosen")]
+    """Time saved with the best budget, and with the chosen ones as their constants predict it."""
+    table = Table("step", "none", "best", "saved", title="us")
+    for name in CHOSEN:
+        for column in (name, "saved", "told"):
+            table.add_column(column)
+    steps = usual(rows)
+    for case in dict.fromkeys(row.case for row in steps):
+        mine = {row.impl: row for row in steps if row.case == case}
+        plain, again = mine["none"], mine["none again"]
+        given = [row for name, row in mine.items() if name not in ("none again", *CHOSEN)]
         best = min(given, key=lambda row: row.value or float("inf"))
-        saved = [(a.value or 0.0) - (b.value or 0.0) for a, b in ((plain, best), (again, chosen))]
-        size = f"{chosen.params['budget'] / MB:.1f} MB"
-        fitted = f"{chosen.params['fitted_saved_us']:.1f}"
-        cells = f"{plain.value:.1f}", best.impl, f"{saved[0]:.1f}", size, f"{saved[1]:.1f}", fitted
-        table.add_row(case, *cells, "yes" if case in held_out else "")
+        cells = [f"{plain.value:.1f}", best.impl, f"{_saved(plain, best):.1f}"]
+        for row in (mine[name] for name in CHOSEN):
+            at = row.params
+            cells.append(f"{at['budget'] / MB:.1f} MB, {at['sms']} CTAs" if at["budget"] else "no")
+            cells += [f"{_saved(again, row):.1f}", f"{at['fitted_saved_us']:.1f}"]
+        table.add_row(case, *cells)
     return table
+
+
+def collective_table(rows: list[Row]) -> Table:
+    """Microseconds saved by SMs that the stand-in holds, each beside a step without a prefetch."""
+    table = Table("step", "SMs held", "none", title="us saved beside other stand-ins")
+    cases = {row.case for row in rows if row.params["collective_sms"] != COLLECTIVE_SMS}
+    swept = [row for row in rows if row.case in cases]
+    columns = [f"{n:g} MB" for n in FEW]
+    for name in columns:
+        table.add_column(name)
+    for case in dict.fromkeys(row.case for row in swept):
+        for held in sorted({row.params["collective_sms"] for row in swept}):
+            how = "" if held == COLLECTIVE_SMS else f", beside {held} SMs"
+            mine = {row.impl: row for row in swept if row.case == case}
+            plain = mine[f"none{how}"]
+            found = (mine.get(f"{name}{how}") for name in columns)
+            cells = (f"{_saved(plain, row):.1f}" if row else "" for row in found)
+            table.add_row(case, str(held), f"{plain.value:.1f}", *cells)
+    return table
+
+
+def _saved(without: Row, row: Row) -> float:
+    return (without.value or 0.0) - (row.value or 0.0)
 
 
 def draw(rows: list[Row], models: Models, path: Path) -> None:
@@ -292,19 +249,12 @@ def draw(rows: list[Row], models: Models, path: Path) -> None:
     pyplot.close(figure)
 
 
-def run_once(device: torch.device, megabytes: int, sms: int) -> None:
-    """One step of 70B's output projection, for ncu."""
-    reader = product("once", 8192, 1024, device)
-    stand_in = StandIn(device, COLLECTIVE_SMS)
-    step(stand_in, reader, SECONDS[-1], megabytes * MB, sms)
-    torch.empty(1 << 28, device=device).zero_()  # nothing of the warm-up stays in L2
-    step(stand_in, reader, SECONDS[-1], megabytes * MB, sms)
-    torch.cuda.synchronize(device)
-
-
-def own_models(rows: list[Row], chip: Accelerator) -> Models:
-    """Fitted to half of the cases, each reader with its own constant from there."""
-    return for_each(checked_fit(rows, chip)[0], halves(timed_rows(rows))[0])
+def models_of(rows: list[Row], chip: Accelerator, name: str) -> dict[str, Models]:
+    """The GPU's constants, recorded or else fitted to half of the cases, and each reader's own."""
+    model = overlap_of(name) or checked_fit(rows, chip)[0]
+    timed = timed_rows(rows)
+    every, each = CHOSEN
+    return {every: for_all(model, timed), each: for_each(model, halves(timed)[0])}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -313,38 +263,41 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="small shapes, on the CPU")
     parser.add_argument("--sms", type=int, default=8, help="CTAs of a prefetch")
     parser.add_argument("--captures", type=int, default=5, help="graphs for each figure")
-    parser.add_argument("--once", type=int, metavar="MB", help="one step, for ncu")
-    given = argv if argv is None or "--tiny" not in argv else [*argv, "--device", "cpu"]
-    options = placed(parser, given)
+    parser.add_argument("--readers", nargs="+", default=[""], help="beginnings of their names")
+    given = sys.argv[1:] if argv is None else argv
+    options = placed(parser, [*given, "--device", "cpu"] if "--tiny" in given else given)
     device = options.device
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    if options.once is not None:
-        run_once(device, options.once, options.sms)
-        return
     effort = QUICK if options.quick or options.tiny else NORMAL
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    chip = chip_of(name, read_bandwidth(device, effort))
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    chip = chip_of(gpu, read_bandwidth(device, effort))
     report = Report("prefetch", device, options.out)
     bench = Bench(device, effort, chip, options.sms, options.captures)
     durations = SECONDS[1::2] if options.quick else SECONDS
     budgets = TINY_BUDGETS if options.tiny else BUDGETS[1::3] if options.quick else BUDGETS
     kept = []  # all readers, for the budgets that are chosen at the end
     for name, make in readers(device, options.tiny):
+        if not name.startswith(tuple(options.readers)):
+            continue
         first = make()
         copies = copies_needed(Case(name, 0, "us", first.bytes), device)
         kept.append([first, *(make() for _ in range(copies - 1))])
         for row in bench.rows(kept[-1], durations, budgets):
             report.add(row)
-    models = own_models(report.rows, chip)
+    if not kept:
+        parser.error(f"no reader begins with {' or '.join(options.readers)}")
+    models = models_of(report.rows, chip, gpu)
     for inputs in kept:
         for row in bench.chosen(models, inputs, durations):
             report.add(row)
     model, *found = checked_fit(report.rows, chip)  # steps without a prefetch were run again
     report.console.print(summary(report.rows))
+    report.console.print(collective_table(report.rows))
     report.console.print(fit_table(model, *found))
     report.console.print(repr(model))
-    draw(report.rows, own_models(report.rows, chip), options.out / "prefetch.png")
+    fitted = for_each(model, halves(timed_rows(report.rows))[0])
+    draw(report.rows, fitted, options.out / "prefetch.png")
 
 
 if __name__ == "__main__":

@@ -17,22 +17,28 @@ from rich.table import Table
 from warploom.prefetch import (
     L2_MEGABYTES,
     MODELS,
+    PAPER,
     best_bytes,
     comparisons,
     densities,
     latencies,
     predict,
     predictions,
+    scale_out,
+    speedup_by_l2_bandwidth,
+    speedup_by_link,
 )
+from warploom.serving.prefetch.exploration import CLUSTERS, GIGABITS, TERAOPS
 from warploom.serving.prefetch.predictions import CHIPS, COLLECTIVES, all_reads
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "prefetch_model.png"
 
 
 def comparison_table() -> Table:
-    table = Table("number", "paper", "here", "error", title="PRESERVE's design space exploration")
+    table = Table("number", "paper", "here", "error", "", title="PRESERVE's numbers")
     for one in comparisons():
-        table.add_row(one.what, f"{one.paper:g}", f"{one.here:.3g}", f"{100 * one.error:+.1f} %")
+        cells = f"{one.paper:g}", f"{one.here:.3g}", f"{100 * one.error:+.1f} %"
+        table.add_row(one.what, *cells, "measured" if one.measured else "")
     return table
 
 
@@ -55,10 +61,10 @@ def draw(path: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
-    _draw_latencies(axes[0])
-    _draw_densities(axes[1])
-    _draw_budgets(axes[2])
+    figure, axes = pyplot.subplots(2, 3, figsize=(13, 7.4), layout="constrained")
+    drawings = (_draw_latencies, _draw_densities, _draw_links, _draw_l2, _draw_scale, _draw_budgets)
+    for ax, drawing in zip(axes.flat, drawings, strict=True):
+        drawing(ax)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
@@ -76,6 +82,36 @@ def _draw_densities(axes: Any) -> None:
         axes.plot(L2_MEGABYTES, densities(flag), label=name)
     axes.set(title="Cost (paper, fig. 7)", xlabel="L2, MB", ylabel="tokens/s/mm2")
     axes.legend(fontsize=7)
+
+
+def _draw_links(axes: Any) -> None:
+    axes.plot(GIGABITS, [speedup_by_link(at) for at in GIGABITS], "o-", label="here")
+    axes.plot((200, 1000), (1.18, 1.27), "kx", label="paper's text")
+    axes.set(title="Speed-up by link (paper, fig. 8)", xlabel="Gbit/s", ylabel="mean of models")
+    axes.legend(fontsize=7)
+
+
+def _draw_l2(axes: Any) -> None:
+    for times in (2.5, 5, 10):
+        bandwidth = times * PAPER.memory_bandwidth / 1e12
+        found = [speedup_by_l2_bandwidth(bandwidth, at) for at in TERAOPS]
+        axes.plot(TERAOPS, found, "o-", label=f"L2 of {bandwidth:.1f} TB/s")
+    axes.set_xscale("log", base=2)
+    axes.set(title="Speed-up by L2 (paper, fig. 9)", xlabel="TOP/s", ylabel="mean of models")
+    axes.legend(fontsize=7)
+
+
+def _draw_scale(axes: Any) -> None:
+    """Speed-up on the left, microseconds on the right."""
+    points = [scale_out(devices) for devices in CLUSTERS]
+    axes.plot(CLUSTERS, [one.speedup for one in points], "ko-", label="speed-up")
+    axes.set_xscale("log", base=2)
+    axes.set(title="Scale-out (paper, fig. 10)", xlabel="devices", ylabel="speed-up of decoding")
+    right = axes.twinx()
+    for name in ("collective", "attention", "mlp"):
+        right.plot(CLUSTERS, [1e6 * getattr(one, name) for one in points], "--", label=name)
+    right.set(ylabel="us (dashes)")
+    right.legend(fontsize=7)
 
 
 def _draw_budgets(axes: Any) -> None:

@@ -4,7 +4,7 @@ import torch
 from torch.fx import symbolic_trace
 
 import warploom as wl
-from warploom.prefetch import H200, beside, beside_pages, best_bytes, predict, prefetch_pass
+from warploom.prefetch import H200_OVERLAP, SafeBudget, beside, beside_pages, prefetch_pass
 
 # kernels for GPUs compute in 16-bit types, those for CPUs in float32 too
 DEVICE, DTYPE = ("cuda", torch.float16) if torch.cuda.is_available() else ("cpu", torch.float32)
@@ -58,18 +58,19 @@ def by_hand() -> None:
 
 def by_pass() -> None:
     """What a compiler's graph gets."""
-    module = symbolic_trace(MLP())
-    for inserted in prefetch_pass(module, 3 << 20):
+    for inserted in prefetch_pass(symbolic_trace(MLP()), 3 << 20):
         print(f"by the pass: {', '.join(inserted.tensors)} beside {inserted.collective}")
+    chosen = prefetch_pass(symbolic_trace(MLP()), SafeBudget(H200_OVERLAP, 10e-6))
+    print(f"by a budget that is chosen for an H200: {len(chosen)}, since 2 MB would not pay")
 
 
 def main() -> None:
     by_hand()
     by_pass()
     size = 3 * 8192 * 28672 // 8 * 2  # the MLP of a 70B model on one of eight devices, 16 bits
-    budget = best_bytes(H200, 10e-6, size)
-    saved = predict(H200, 10e-6, size, budget).saved
-    print(f"predicted for an H200: {budget / 1e6:.0f} MB beside 10 us save {1e6 * saved:.1f} us")
+    budget, sms = SafeBudget(H200_OVERLAP, 10e-6).best(size)
+    saved = H200_OVERLAP.saved(10e-6, size, budget, sms)
+    print(f"told for an H200: {budget / 1e6:.0f} MB by {sms} CTAs save {1e6 * saved:.1f} of 10 us")
 
 
 if __name__ == "__main__":

@@ -210,6 +210,24 @@ def test_how_far_the_model_is_off(
         assert fitter.quality(models, timed).loss < 0.01
 
 
+def test_bytes_and_ctas_that_are_chosen_lose_no_hundredth_of_a_step(
+    gpu: tuple[Accelerator, Overlap, list[Any]], fitter: ModuleType
+) -> None:
+    """By the GPU's constants and with each reader's own; most steps gain."""
+    _, model, rows = gpu
+    timed = fitter.timed_rows(rows)
+    every, each = fitter.for_all(model, timed), fitter.for_each(model, fitter.halves(timed)[0])
+    for models in (every, each):
+        chosen = fitter.choices(models, timed)
+        assert len(chosen) == 32
+        assert all(one.saved >= -0.01 * one.without for one in chosen)
+        assert sum(one.saved for one in chosen) > 0.4 * sum(one.best for one in chosen)
+        swept = {one.case: one for one in chosen if one.case.startswith("70B/TP8 gate, up")}
+        behind = swept["70B/TP8 gate, up, 10 us"]
+        assert behind.sms == 16 and behind.saved > 0.95 * behind.best  # 8 bring half of it
+        assert swept["70B/TP8 gate, up, 20 us"].sms == swept["70B/TP8 gate, up, 40 us"].sms == 8
+
+
 def test_budgets_that_were_chosen_and_run_lost_little(
     gpu: tuple[Accelerator, Overlap, list[Any]], fitter: ModuleType
 ) -> None:

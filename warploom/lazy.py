@@ -21,12 +21,15 @@ def lazy_names(
     Args:
         module: its `__name__`.
         room: package of the modules where its names live.
-        homes: the module of each name there.
+        homes: the module of each name there; "" if it is a module itself.
     """
 
     def find(name: str) -> object:
-        if name in homes:
-            return look_up(f"{room}.{homes[name]}", name)
+        home = homes.get(name)
+        if home:
+            return look_up(f"{room}.{home}", name)
+        if home is not None:
+            return import_module(f"{room}.{name}")
         raise no_attribute(module, name, homes)
 
     return find, lambda: sorted(homes)

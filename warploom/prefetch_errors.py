@@ -8,7 +8,8 @@ from warploom.errors import ArgumentError, WarploomError
 class BadBudget(ArgumentError):
     message = (
         "max_bytes is {got}; expected how many bytes may be brought into the cache, an integer "
-        "from {least} on, or None for a share of the device's L2."
+        "from {least} on: no more than come while the collective runs, since its reader waits for "
+        "what is late. Graph passes and beside() also take a SafeBudget, which chooses them."
     )
 
 
@@ -33,3 +34,10 @@ class CannotPrefetch(ArgumentError):
 
 class NoSuchAccelerator(WarploomError):
     message = "there is no accelerator {name!r} among {known}. Declare an Accelerator."
+
+
+class NoArea(WarploomError):
+    message = (
+        "{name} has no area, so that nothing can be said for each mm2 of it. Give core_area and "
+        "l2_area (dataclasses.replace)."
+    )

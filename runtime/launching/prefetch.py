@@ -26,7 +26,6 @@ from warploom.scheduler.model.layout import Ints, Records
 LINE = 128  # bytes of a line of L2; less is no budget
 SMS = 8  # CTAs of a prefetch, one on an SM
 _PIECE = 16 * 1024  # bytes that one instruction asks for, so that CTAs share large tensors
-_HOST_BYTES = 1 << 20  # a share of a core's own cache
 _INTS = SPAN.itemsize // 4
 
 
@@ -55,14 +54,12 @@ def most_records(spans: int, size: int) -> int:
     return spans * -(-size // _PIECE)
 
 
-def checked_budget(max_bytes: int | None, device: torch.device) -> int:
-    """The budget, or by default half of L2: what follows the collective needs some, too.
+def checked_budget(max_bytes: object) -> int:
+    """The budget. There is none by default: what is safe depends on the collective.
 
     Raises:
         BadBudget: it is no integer, or negative.
     """
-    if max_bytes is None:
-        return cuda_facts(device.index).l2_bytes // 2 if device.type == "cuda" else _HOST_BYTES
     if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 0:
         raise BadBudget(got=repr(max_bytes), least=LINE)
     return max_bytes

@@ -86,7 +86,7 @@ class Prefetching(Running):
         return {}
 
     @unseen
-    def prefetch(self, kv: Any, max_bytes: int | None = None, *, sms: int = SMS) -> int:
+    def prefetch(self, kv: Any, max_bytes: int, *, sms: int = SMS) -> int:
         """Bring pages that the next run will read into L2, on the caller's current stream.
 
         Only a plan knows which those are, and in which order: the first work items of all CTAs come
@@ -98,7 +98,7 @@ class Prefetching(Running):
 
         Args:
             kv: the cache, as `run` takes it. A page must be one block of memory.
-            max_bytes: of keys and values together; whole pages only. None: half of L2.
+            max_bytes: of keys and values together; whole pages only.
             sms: CTAs that ask, each on an SM.
 
         Returns:
@@ -122,7 +122,7 @@ class Prefetching(Running):
         finally:
             held.leave()
 
-    def _prefetch(self, kv: Any, max_bytes: int | None, sms: int) -> int:
+    def _prefetch(self, kv: Any, max_bytes: int, sms: int) -> int:
         planned = self._planned_pages()
         k, v = key_value(checked_kv(kv, self.kv_format, shared=True))
         check_key_values(k, v, self._geometry, planned.batch)
@@ -132,7 +132,7 @@ class Prefetching(Running):
                 remedy="Make it with a page_size of at most 128 tokens.",
             )
         layout = (*block_bytes(k, "k"), *block_bytes(v, "v"))
-        budget, needed = checked_budget(max_bytes, self.device), layout[1] + layout[3]
+        budget, needed = checked_budget(max_bytes), layout[1] + layout[3]
         if budget < needed:
             raise BudgetTooSmall(got=budget, what="a page of keys and values", needed=needed)
         pages = self._table_of(planned, layout, budget // needed)

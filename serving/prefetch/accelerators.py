@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from warploom.prefetch_errors import NoSuchAccelerator
+from warploom.prefetch_errors import NoArea, NoSuchAccelerator
 
 MB = 1e6
 _GBIT = 1e9 / 8
@@ -23,7 +23,8 @@ class Accelerator:
         usable: share of L2 that a prefetch can count on.
         link_bandwidth: of the links of a ring, in one direction.
         link_latency: what a collective takes besides its bytes.
-        core_area, l2_area: mm2 of all cores, and of each byte of L2, where the cost counts.
+        core_area, l2_area: mm2 of all cores, and of each byte of L2, where the cost counts. Those
+            of the paper's chip are known alone.
         weight_bytes: of a number in weights, keys and activations.
     """
 
@@ -43,6 +44,13 @@ class Accelerator:
     def budget(self) -> float:
         """Bytes that may be on their way to L2 at any time."""
         return self.usable * self.l2_bytes
+
+    @property
+    def area(self) -> float:
+        """mm2 of the cores and of L2; raises NoArea where they are not known."""
+        if self.core_area <= 0:
+            raise NoArea(name=self.name)
+        return self.core_area + self.l2_area * self.l2_bytes
 
 
 # PRESERVE, table 2: int8; the cores that 800 TOP/s take at 1.84 TOP/s and 1.34 mm2 each.

@@ -104,6 +104,12 @@ def size_of(node: Node, module: GraphModule | None, device: torch.device | None)
     return dense_size(tensor)
 
 
+def moved_bytes(collective: Node, module: GraphModule | None) -> int:
+    """Of the largest tensor that a collective takes or makes; 0 if that is not known yet."""
+    nodes = (collective, *collective.all_input_nodes)
+    return max(size_of(node, module, None) or 0 for node in nodes)
+
+
 def dense_size(tensor: torch.Tensor) -> int | None:
     """Bytes of a tensor; None if it has gaps, no elements, or sizes that vary."""
     if not all(isinstance(n, int) for n in (*tensor.shape, *tensor.stride())):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -20,7 +20,6 @@ from torch.fx import Graph, GraphModule, Node
 
 from warploom.errors import ArgumentError
 from warploom.logs import log
-from warploom.runtime.devices.device import resolve_device
 from warploom.runtime.launching.prefetch import LINE, SMS, checked_budget
 from warploom.serving.prefetch.graph_nodes import (
     RUN,
@@ -29,12 +28,14 @@ from warploom.serving.prefetch.graph_nodes import (
     is_reader,
     is_stored,
     linear_of,
+    moved_bytes,
     name_of,
     size_of,
     source_of,
     tensor_of,
 )
 from warploom.serving.prefetch.operators import join_prefetch_op, prefetch_op, prefetch_pages_op
+from warploom.serving.prefetch.safe_budget import Collective, SafeBudget
 
 _OURS = ("warploom::prefetch", "warploom::prefetch_pages", "warploom::join_prefetch")
 
@@ -47,12 +48,14 @@ class Insertion:
         collective: name of its node.
         tensors: names of placeholders, attributes and views, in order of use.
         bytes: of them, as far as they fit the limit.
+        sms: CTAs that ask.
         pages: runs of wrappers whose pages are prefetched.
     """
 
     collective: str
     tensors: tuple[str, ...]
     bytes: int
+    sms: int
     pages: tuple[str, ...] = ()
 
 
@@ -74,13 +77,35 @@ class _Read:
 _Step: TypeAlias = "list[_Read] | Node"  # tensors of one prefetch, or a run whose pages are
 
 
+@dataclass(frozen=True)
+class _Beside:
+    """What is prefetched beside a collective.
+
+    Attributes:
+        steps: in the order of use.
+        left: bytes that weights leave for pages.
+        sms: CTAs that ask.
+    """
+
+    steps: list[_Step]
+    left: int
+    sms: int
+
+    def told(self, collective: Node) -> Insertion:
+        reads = [read for step in self.steps if isinstance(step, list) for read in step]
+        names = tuple(key if isinstance(key, str) else key.name for key in (x.key for x in reads))
+        pages = tuple(step.name for step in self.steps if isinstance(step, Node))
+        size = sum(read.bytes for read in reads)
+        return Insertion(collective.name, names, size, self.sms, pages)
+
+
 @dataclass
 class _Pass:
     """One graph, with what is on its way to L2 at the collective in hand."""
 
     graph: Graph
     module: GraphModule | None
-    limit: int
+    budget: int | SafeBudget
     sms: int
     collectives: frozenset[str]
     readers: frozenset[str]
@@ -95,10 +120,10 @@ class _Pass:
         for i, node in enumerate(nodes):
             if self._communicates(node) and node.all_input_nodes and not _has_several(node):
                 self.flying = [read for read in self.flying if place[read.reader] > i]
-                steps = self._steps(node, nodes[i + 1 :])
-                if steps:
-                    self._insert(node, steps)
-                    found.append(_told(node, steps))
+                beside = self._beside(node, nodes[i + 1 :])
+                if beside.steps:
+                    self._insert(node, beside)
+                    found.append(beside.told(node))
         return found
 
     def _communicates(self, node: Node) -> bool:
@@ -119,30 +144,58 @@ class _Pass:
     def _linear(self, node: Node) -> torch.nn.Linear | None:
         return linear_of(node, self.module)
 
-    def _steps(self, collective: Node, following: Sequence[Node]) -> list[_Step]:
-        """What to prefetch beside a collective, in the order of use, within the limit."""
+    def _beside(self, collective: Node, following: Sequence[Node]) -> _Beside:
+        """What to prefetch, in the order of use, within the limit."""
+        wanted = list(self._wanted(collective, following))
+        left, sms = self._limit(collective, wanted)
         steps: list[_Step] = []
+        for one in wanted:
+            if isinstance(one, Node):
+                steps.append(one)
+                continue
+            taken = min(one.bytes, left)
+            if taken < LINE:
+                continue
+            read = replace(one, bytes=taken)
+            self.flying.append(read)
+            left -= taken
+            if steps and isinstance(steps[-1], list):
+                steps[-1].append(read)
+            else:
+                steps.append([read])
+        if left < LINE:
+            steps = [step for step in steps if isinstance(step, list)]
+        return _Beside(steps, left, sms)
+
+    def _wanted(self, collective: Node, following: Sequence[Node]) -> Iterator[_Read | Node]:
+        """All memory that is read behind a collective and not on its way yet, and runs."""
         known = {read.key for read in self.flying}
-        left = self.limit - sum(read.bytes for read in self.flying)
         for reader in self._readers_behind(collective, following):
             if name_of(reader) == RUN:
                 given = _arguments(reader)
-                steps += [reader] if is_stored(given["k"]) and is_stored(given["v"]) else []
+                if is_stored(given["k"]) and is_stored(given["v"]):
+                    yield reader
                 continue
             for key, size in self._memory(reader, collective):
-                taken = min(size, left)
-                if key in known or taken < LINE:
-                    continue
-                known.add(key)
-                read = _Read(key, taken, reader)
-                self.flying.append(read)
-                left -= taken
-                if steps and isinstance(steps[-1], list):
-                    steps[-1].append(read)
-                else:
-                    steps.append([read])
-        self._left = left
-        return steps if left >= LINE else [step for step in steps if isinstance(step, list)]
+                if key not in known:
+                    known.add(key)
+                    yield _Read(key, size, reader)
+
+    def _limit(self, collective: Node, wanted: Sequence[_Read | Node]) -> tuple[int, int]:
+        """Bytes that may be prefetched beside a collective, and by how many CTAs.
+
+        How many bytes pages have is known when they are planned. A budget that is chosen counts
+        none of them for the question whether it pays, and then leaves room for them.
+        """
+        flying = sum(read.bytes for read in self.flying)
+        if not isinstance(self.budget, SafeBudget):
+            return self.budget - flying, self.sms
+        size = sum(one.bytes for one in wanted if isinstance(one, _Read))
+        what = Collective(name_of(collective), moved_bytes(collective, self.module))
+        most, sms = self.budget.best(size, what, flying)
+        if most and any(isinstance(one, Node) for one in wanted):
+            return self.budget.best(size + self.budget.overlap.kept, what, flying)
+        return most, sms
 
     def _memory(self, reader: Node, collective: Node) -> Iterator[tuple[Node | str, int]]:
         """Memory that a node reads and that was there before the graph ran, and its bytes.
@@ -163,7 +216,7 @@ class _Pass:
             if size is not None:
                 yield str(source.target) if source.op == "get_attr" else source, size
 
-    def _insert(self, collective: Node, steps: Sequence[_Step]) -> None:
+    def _insert(self, collective: Node, beside: _Beside) -> None:
         """Put the operators where they run beside the collective.
 
         One that launches its work elsewhere has them behind it; one that computes on the current
@@ -171,24 +224,25 @@ class _Pass:
         """
         aside = not is_launch(collective)
         after = collective.all_input_nodes[0] if aside else collective
-        runs = sum(isinstance(step, Node) for step in steps)
+        runs = sum(isinstance(step, Node) for step in beside.steps)
         with self.graph.inserting_before(collective if aside else collective.next):
-            for step in steps:
+            for step in beside.steps:
                 if isinstance(step, Node):
-                    self._prefetch_pages(after, step, self._left // runs, aside)
+                    most = beside.left // runs
+                    self._prefetch_pages(after, step, most, beside.sms, aside)
                 else:
                     tensors = [self._lifted(read.key) for read in step]
                     most = sum(read.bytes for read in step)
-                    arguments = after, tensors, most, self.sms, aside
+                    arguments = after, tensors, most, beside.sms, aside
                     self._call(prefetch_op, arguments)
         if aside:
             with self.graph.inserting_after(collective):
                 self._call(join_prefetch_op, (collective,))
 
-    def _prefetch_pages(self, after: Node, run: Node, most: int, aside: bool) -> None:
+    def _prefetch_pages(self, after: Node, run: Node, most: int, sms: int, aside: bool) -> None:
         given = _arguments(run)
         k, v = (self._lifted(given[name]) for name in ("k", "v"))
-        self._call(prefetch_pages_op, (after, k, v, given["handle"], most, self.sms, aside))
+        self._call(prefetch_pages_op, (after, k, v, given["handle"], most, sms, aside))
 
     def _call(self, operator: Any, arguments: tuple[Any, ...]) -> None:
         node = self.graph.call_function(operator._opoverload, arguments)
@@ -216,18 +270,11 @@ def _arguments(run: Node) -> dict[str, Any]:
     return {**dict(zip(names, run.args, strict=False)), **run.kwargs}
 
 
-def _told(collective: Node, steps: Sequence[_Step]) -> Insertion:
-    reads = [read for step in steps if isinstance(step, list) for read in step]
-    names = tuple(key if isinstance(key, str) else key.name for key in (x.key for x in reads))
-    pages = tuple(step.name for step in steps if isinstance(step, Node))
-    return Insertion(collective.name, names, sum(read.bytes for read in reads), pages)
-
-
 def prefetch_pass(
     graph: Graph | GraphModule,
-    max_bytes: int | None = None,
+    max_bytes: int | SafeBudget,
     *,
-    sms: int = SMS,
+    sms: int | None = None,
     collectives: Iterable[str] = (),
     readers: Iterable[str] = (),
 ) -> list[Insertion]:
@@ -243,8 +290,9 @@ def prefetch_pass(
 
     Args:
         graph: an FX graph, or a module of one, which is compiled again.
-        max_bytes: most that is on its way at any time. None: half of the L2 of the current device.
-        sms: CTAs of a prefetch.
+        max_bytes: most that is on its way at any time; or what chooses it for each collective, and
+            so leaves out prefetches that might lose.
+        sms: CTAs of a prefetch. None: 8, or those that are chosen with the bytes.
         collectives: operators that communicate on the current stream, as "vllm::all_reduce": their
             prefetches run on the side stream.
         readers: further operators that read weights.
@@ -254,9 +302,13 @@ def prefetch_pass(
 
     Raises:
         BadBudget: `max_bytes` is no number of bytes.
-        ArgumentError: a name without "::".
+        ArgumentError: a name without "::", or a duration that is none.
     """
-    limit = checked_budget(max_bytes, resolve_device(None))
+    budget: int | SafeBudget
+    if isinstance(max_bytes, SafeBudget):
+        budget = max_bytes.with_sms(sms)
+    else:
+        budget = checked_budget(max_bytes)
     names = frozenset(collectives), frozenset(readers)
     for name in (*names[0], *names[1]):
         if "::" not in name:
@@ -264,7 +316,7 @@ def prefetch_pass(
             raise ArgumentError(name="collectives or readers", reason=reason)
     module = graph if isinstance(graph, GraphModule) else graph.owning_module
     inner = graph.graph if isinstance(graph, GraphModule) else graph
-    found = _Pass(inner, module, limit, sms, *names).run()
+    found = _Pass(inner, module, budget, SMS if sms is None else sms, *names).run()
     if found:
         inner.lint()
         if isinstance(graph, GraphModule):
@@ -274,18 +326,19 @@ def prefetch_pass(
 
 
 def inductor_pass(
-    max_bytes: int | None = None,
+    max_bytes: int | SafeBudget,
     *,
-    sms: int = SMS,
+    sms: int | None = None,
     collectives: Iterable[str] = (),
     readers: Iterable[str] = (),
 ) -> Any:
     """`prefetch_pass` for Inductor, after its own passes:
 
-        torch._inductor.config.post_grad_custom_post_pass = inductor_pass()
+        torch._inductor.config.post_grad_custom_post_pass = inductor_pass(16_000_000)
 
-    Arguments are those of `prefetch_pass`; Inductor's cache knows them. Its attribute `inserted`
-    has what was inserted into each graph.
+    Arguments are those of `prefetch_pass`. Inductor's cache knows them, and keeps nothing where a
+    SafeBudget's durations are a function other than a Ring. Its attribute `inserted` has what was
+    inserted into each graph.
     """
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
@@ -302,7 +355,9 @@ def inductor_pass(
         def __call__(self, graph: Graph) -> None:
             self.inserted.append(prefetch_pass(graph, max_bytes, **options))
 
-        def uuid(self) -> str:
+        def uuid(self) -> str | None:
+            if isinstance(max_bytes, SafeBudget) and not max_bytes.is_known:
+                return None
             text = f"warploom.prefetch {max_bytes} {sorted(options.items())}"
             return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,6 +1,6 @@
 """What a prefetch beside a collective saves on a real GPU: few terms, fitted to recorded times.
 
-`l2_model.predict` is the paper's: whatever memory could deliver during the collective hits, and
+`performance.predict` is the paper's: whatever memory could deliver during the collective hits, and
 every hit is gained. On a GPU the kernel that asks starts late, its CTAs ask at a rate of their own,
 and the reader waits for the last of them, since streams join; L2 keeps half of its size; and a
 reader takes hits at L2's rate, which is not much above memory's. `benchmarks/fit_prefetch.py` fits
@@ -17,6 +17,7 @@ from statistics import median
 from warploom.errors import ArgumentError
 
 LINE = 128
+CTAS = (8, 16, 32)  # what is chosen from: fewer ask for less than memory brings, more bring no more
 _SURE = 2  # errors that a saving may be off
 _MOST_LOST = 0.01  # of a step, if it is off by so many
 _IN_TIME = 0.9  # of what arrives; a byte too many costs several times what one in time gains
@@ -99,6 +100,27 @@ class Overlap:
         step = collective + size / self.bandwidth
         least = max(0.0, _SURE * self.error - _MOST_LOST * step)
         return best if self.saved(collective, size, best, sms) > least else 0
+
+    def best(self, collective: float, size: float, sms: Sequence[int] = CTAS) -> tuple[int, int]:
+        """The budget and the CTAs that save most: the fewest of those that save as much.
+
+        Args:
+            collective: its seconds.
+            size: bytes that are read behind it.
+            sms: numbers of CTAs to choose from.
+
+        Returns:
+            Bytes as `best_bytes` has them, and CTAs. The bytes are 0 where none of these is sure
+            enough to save something.
+
+        Raises:
+            ArgumentError: no numbers of CTAs, or one below 1.
+        """
+        if not sms or min(sms) < 1:
+            raise ArgumentError(name="sms", reason=f"is {sms!r}; expected CTAs, each from 1 on")
+        asked = {n: self.best_bytes(collective, size, n) for n in sorted(sms)}
+        chosen = max(asked, key=lambda n: self.saved(collective, size, asked[n], n))
+        return asked[chosen], chosen
 
     def for_reader(self, timed: Sequence[Timed]) -> Overlap:
         """This GPU for one reader, some of whose steps were timed.

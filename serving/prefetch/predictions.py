@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from warploom.serving.prefetch.accelerators import B200, H100, H200, Accelerator
-from warploom.serving.prefetch.l2_model import (
+from warploom.serving.prefetch.model_shapes import LLAMA3_8B, LLAMA3_70B, ModelShape
+from warploom.serving.prefetch.performance import (
     Prediction,
     Serving,
     best_bytes,
     layer_sections,
     predict,
 )
-from warploom.serving.prefetch.model_shapes import LLAMA3_8B, LLAMA3_70B, ModelShape
 
 CHIPS = (H100, H200, B200)
 COLLECTIVES = (5e-6, 10e-6, 20e-6, 40e-6)  # seconds

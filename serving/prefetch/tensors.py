@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, Protocol
@@ -26,15 +26,14 @@ from warploom.runtime.launching.prefetch import (
 )
 from warploom.runtime.tensors.dense import dense_bytes
 from warploom.runtime.tensors.tensors import as_torch
+from warploom.serving.prefetch.safe_budget import SafeBudget
 
 _MOST_TABLES = 256  # kept for calls to come; those that graphs hold do not count
 _REMEDY = "Call it once before the capture, with these tensors and this budget."
 
 
 @unseen
-def prefetch(
-    tensors: Any, max_bytes: int | None = None, *, sms: int = SMS, keep: bool = False
-) -> int:
+def prefetch(tensors: Any, max_bytes: int, *, sms: int = SMS, keep: bool = False) -> int:
     """Bring tensors into L2, on the caller's current stream, without waiting for them.
 
     It changes no result. Enqueue it beside what the reader of the tensors waits for: behind a
@@ -45,7 +44,7 @@ def prefetch(
     Args:
         tensors: one, or several in the order in which they will be read. Their elements must fill
             a block of memory, in any order of axes.
-        max_bytes: of all of them; the last is cut off there. None: half of L2.
+        max_bytes: of all of them; the last is cut off there.
         sms: CTAs that ask, each on an SM. The collective has the others.
         keep: mark the lines as the last to be evicted.
 
@@ -61,13 +60,11 @@ def prefetch(
         UnsupportedSpec: tensors that are neither on a CUDA device nor on the CPU.
     """
     given = _given(tensors)
-    if not given:
-        raise ArgumentError(name="tensors", reason="is empty; give what will be read next")
     device = resolve_device(given[0].device)
     for i, tensor in enumerate(given):
         if tensor.device != device:
             raise WrongDevice(name=f"tensors[{i}]", got=str(tensor.device), expected=str(device))
-    most = checked_budget(max_bytes, device)
+    most = checked_budget(max_bytes)
     if most < LINE:
         raise BudgetTooSmall(got=most, what="a line of L2", needed=LINE)
     kernel = prefetcher(device, sms, keep)
@@ -78,8 +75,10 @@ def prefetch(
 
 @unseen
 def _given(tensors: Any, name: str = "tensors") -> list[torch.Tensor]:
-    """One or several, as torch's."""
+    """One or several, as torch's; raises ArgumentError if there are none."""
     several = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+    if not several:
+        raise ArgumentError(name=name, reason="is empty; give what will be read next")
     return [as_torch(x, f"{name}[{i}]", shared=True) for i, x in enumerate(several)]
 
 
@@ -133,50 +132,69 @@ def _table(
 class Pages(Protocol):
     """What prefetches the pages of a plan: a wrapper."""
 
-    def prefetch(self, kv: Any, max_bytes: int | None = None, *, sms: int = SMS) -> int: ...
+    def prefetch(self, kv: Any, max_bytes: int, *, sms: int = SMS) -> int: ...
 
 
 @contextmanager
 def beside(
-    tensors: Any, max_bytes: int | None = None, *, sms: int = SMS, keep: bool = False
+    tensors: Any, max_bytes: int | SafeBudget, *, sms: int | None = None, keep: bool = False
 ) -> Iterator[int]:
     """Bring tensors into L2 on a side stream while the block's work is enqueued.
 
     For collectives on the current stream, as custom all-reduces are:
 
-        with beside([layer.gate_up, layer.down]):
+        with beside([layer.gate_up, layer.down], SafeBudget(H200_OVERLAP, 20e-6)):
             all_reduce(x)
 
     What follows the block waits for the kernel that asks, and not for the memory. A CUDA graph may
-    hold it. Arguments and errors are those of `prefetch`; the bytes asked for are the block's
-    value.
+    hold it.
+
+    Args:
+        tensors, keep: of `prefetch`.
+        max_bytes: of `prefetch`, or what chooses them from the duration of the block's work.
+        sms: CTAs that ask. None: 8, or those that are chosen with the bytes.
+
+    Returns:
+        The bytes asked for, as the block's value. They are 0, and there is no side stream, where a
+        SafeBudget finds that a prefetch might lose.
+
+    Raises:
+        ArgumentError: the SafeBudget's `seconds` is a function, which would be asked about bytes of
+            a collective that is not known here.
+        and what `prefetch` raises.
     """
     given = _given(tensors)
-    with _aside(given, partial(prefetch, given, max_bytes, sms=sms, keep=keep)) as asked:
+    if isinstance(max_bytes, SafeBudget):
+        size = sum(dense_bytes(x, f"tensors[{i}]") for i, x in enumerate(given))
+        most, chosen = max_bytes.with_sms(sms).best(size)
+        if not most:
+            yield 0
+            return
+    else:
+        most, chosen = max_bytes, SMS if sms is None else sms
+    with _aside(given[0].device, partial(prefetch, given, most, sms=chosen, keep=keep)) as asked:
         yield asked
 
 
 @contextmanager
-def beside_pages(
-    wrapper: Pages, kv: Any, max_bytes: int | None = None, *, sms: int = SMS
-) -> Iterator[int]:
+def beside_pages(wrapper: Pages, kv: Any, max_bytes: int, *, sms: int = SMS) -> Iterator[int]:
     """Bring pages that a wrapper's next run will read into L2, as `beside` does tensors.
 
-    Arguments and errors are those of `AttentionWrapper.prefetch`.
+    Arguments and errors are those of `AttentionWrapper.prefetch`. `SafeBudget.best` says how many
+    bytes, of those that the run reads.
     """
     given = _given(kv, "kv")
     kv = given if isinstance(kv, (list, tuple)) else given[0]
-    with _aside(given, partial(wrapper.prefetch, kv, max_bytes, sms=sms)) as asked:
+    with _aside(given[0].device, partial(wrapper.prefetch, kv, max_bytes, sms=sms)) as asked:
         yield asked
 
 
 @contextmanager
-def _aside(given: Sequence[torch.Tensor], call: Callable[[], int]) -> Iterator[int]:
-    """A call on the side stream of tensors' device, behind what the current stream has so far."""
-    if not given or not given[0].is_cuda:
+def _aside(device: torch.device, call: Callable[[], int]) -> Iterator[int]:
+    """A call on the side stream of a device, behind what the current stream has so far."""
+    if device.type != "cuda":
         yield call()
         return
-    device = given[0].device
     current, side = torch.cuda.current_stream(device), side_stream(device)
     side.wait_stream(current)
     try:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from warploom.serving.prefetch.accelerators import H200, Accelerator
-from warploom.serving.prefetch.l2_model import collective_seconds
 from warploom.serving.prefetch.model_shapes import ModelShape, Operation
+from warploom.serving.prefetch.performance import collective_seconds
 from warploom.serving.simulation.checks import check_kind
 from warploom.serving.simulation.cores import SPREADINGS, Spreading, heaviest
 from warploom.serving.simulation.costs import HostSeconds, Section, check_cost

@@ -11,7 +11,7 @@ import torch
 import warploom as wl
 from warploom.codegen.prefetch import SPAN
 from warploom.errors import ForbiddenUnderCapture
-from warploom.prefetch import beside, beside_pages, prefetch
+from warploom.prefetch import Overlap, SafeBudget, beside, beside_pages, prefetch
 from warploom.runtime.launching.prefetch import SpanTable, cut
 
 pytestmark = pytest.mark.gpu
@@ -57,6 +57,28 @@ def test_new_tensors_are_refused_under_capture(cuda: Any) -> None:
             prefetch(y, 1000)
     graph.replay()
     torch.cuda.synchronize()
+
+
+def test_a_graph_holds_what_is_chosen(cuda: Any) -> None:
+    """A prefetch where it pays by these constants, of no GPU, and none where it does not."""
+    overlap = Overlap(1e12, 1e-6, 1e11, 8e6, 1e15, 0.0, 0.0, 0.0)
+    weight = torch.randn(1024, 4096, device=cuda, dtype=torch.float16)
+    x = torch.randn(1, 4096, device=cuda, dtype=torch.float16)
+    asked = []
+
+    def step() -> torch.Tensor:
+        for seconds in (0.5e-6, 20e-6):
+            with beside(weight, SafeBudget(overlap, seconds)) as size:
+                y = 2 * x
+            asked.append(size)
+        return torch.nn.functional.linear(y, weight)
+
+    expected = step().clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    graph.replay()
+    assert torch.equal(out, expected) and asked == [0, 8_000_000 // 128 * 128] * 2
 
 
 def batch(lens: list[int], seed: int) -> tuple[Any, ...]:

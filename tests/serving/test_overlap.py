@@ -64,6 +64,22 @@ def test_none_is_chosen_where_nothing_is_saved() -> None:
     assert sure.best_bytes(5e-6, 1e9, 8) == 0
 
 
+def test_more_ctas_where_fewer_would_not_bring_what_is_kept() -> None:
+    """16 CTAs ask for as much as memory brings, 8 for half of it."""
+    sure = replace(MADE_UP, error=0.0)
+    nine, eighteen = (n // 128 * 128 for n in (9_000_000, 18_000_000))
+    assert sure.best(12e-6, 100e6, (8,)) == (nine, 8)
+    assert sure.best(12e-6, 100e6) == (eighteen, 16)  # 32 bring no more
+    assert sure.best(42e-6, 100e6) == (20_000_000, 8)  # all that is kept
+    assert sure.best(2e-6, 100e6) == (0, 8)
+
+
+def test_no_ctas() -> None:
+    for wrong in ((), (8, 0)):
+        with pytest.raises(ArgumentError, match="sms"):
+            MADE_UP.best(12e-6, 100e6, wrong)
+
+
 def steps(*off: float) -> list[Timed]:
     """Of a reader that gains so many seconds more than the GPU's constants say."""
     said = MADE_UP.saved(12e-6, 100e6, 8e6, 8)

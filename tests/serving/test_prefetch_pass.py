@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, symbolic_trace
 
 import warploom as wl
 from warploom.errors import ArgumentError
-from warploom.prefetch import prefetch_pass
+from warploom.prefetch import Overlap, SafeBudget, prefetch_pass
 from warploom.prefetch_errors import BadBudget
 
 WEIGHT = 64 * 64 * 4
@@ -179,7 +179,21 @@ def test_collectives_of_the_current_stream(library: torch.library.Library) -> No
     assert torch.equal(module(x), model(x))
 
 
-def test_runs_have_their_pages_prefetched_with_what_weights_leave() -> None:
+FREE = Overlap(
+    bandwidth=2e12, startup=0.0, rate=1e9, kept=1e6, hit_rate=1e15, fixed=0.0, error=0.0,
+    own_error=0.0,
+)  # fmt: skip
+CHOSEN = int(0.9 * 8e9 * 10e-6) // 128 * 128  # most of what 8 CTAs bring in 10 us
+
+
+@pytest.mark.parametrize(
+    ("budget", "limit"),
+    [(1 << 16, 1 << 16), (SafeBudget(FREE, 10e-6, sms=(8,)), CHOSEN)],
+    ids=["given", "chosen"],
+)
+def test_runs_have_their_pages_prefetched_with_what_weights_leave(
+    budget: int | SafeBudget, limit: int
+) -> None:
     attention = wl.AttentionWrapper(
         kv_format=wl.Paged(4), num_q_heads=2, num_kv_heads=2, head_dim=8, dtype="float32",
         device="cpu",
@@ -203,7 +217,7 @@ def test_runs_have_their_pages_prefetched_with_what_weights_leave() -> None:
 
             def compiler(inner: GraphModule, _: Any) -> Any:
                 names = ["warploom_test_pages::all_reduce"]
-                graphs.append((prefetch_pass(inner, 1 << 16, collectives=names), inner))
+                graphs.append((prefetch_pass(inner, budget, collectives=names), inner))
                 return inner
 
             return aot_autograd(fw_compiler=compiler)(module, _)
@@ -216,14 +230,15 @@ def test_runs_have_their_pages_prefetched_with_what_weights_leave() -> None:
     ((inserted,), inner) = graphs[0]
     assert len(inserted.pages) == 1 and inserted.bytes == 16 * 16 * 4
     (node,) = (n for n in inner.graph.nodes if "prefetch_pages" in str(n.target))
-    assert node.args[4] == (1 << 16) - 16 * 16 * 4
+    assert node.args[4] == limit - 16 * 16 * 4
     (pages,) = attention._pages.values()
     assert pages.bytes == 3 * 2 * 4 * 2 * 8 * 4
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(BadBudget):
-        prefetch_pass(Graph(), -1)
+    for wrong in (-1, None):
+        with pytest.raises(BadBudget, match="SafeBudget"):
+            prefetch_pass(Graph(), wrong)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="vllm::all_reduce"):
         prefetch_pass(Graph(), 1000, collectives=["all_reduce"])
 

@@ -33,6 +33,11 @@ def check_two_ranks(folder: Path, device: str) -> None:
             "bytes": [WEIGHT + WEIGHT // 2],
             "calls": ["all_reduce_", "prefetch", "wait_tensor", "all_reduce_", "wait_tensor"],
         }
+        # both weights of each layer behind its gather, and nothing behind a scatter
+        assert found["gathers"]["same"] and found["gathers"]["bytes"] == [2 * WEIGHT] * 2
+        rows = 2 * 4 * 64 * 4  # bytes of all rows
+        moved = [["all_gather_into_tensor", rows], ["reduce_scatter_tensor", rows]] * 2
+        assert found["gathers"]["asked"] == moved
         assert found["dtensor"]["same"]
         # up, its bias and down; queries, keys, values and out; nothing behind the last
         assert found["dtensor"]["counts"] == [3, 4, 3]

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from warploom.prefetch import inductor_pass, prefetch_pass
+from warploom.prefetch import Collective, Overlap, SafeBudget, inductor_pass, prefetch_pass
 
 WIDTH, RANKS = 64, 2
 WEIGHT = 2 * WIDTH // RANKS * WIDTH * 4  # bytes of a rank's part
@@ -43,6 +43,20 @@ class Layer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         group: Any = dist.group.WORLD
         return functional.all_reduce(self.down(self.up(x)), "sum", group)
+
+
+class GatheredLayer(nn.Module):
+    """The same where ranks share out the rows between layers: gathered before, scattered behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 2 * WIDTH // RANKS, bias=False)
+        self.down = nn.Linear(2 * WIDTH // RANKS, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        group: Any = dist.group.WORLD
+        y = self.down(self.up(functional.all_gather_tensor(x, 0, group)))
+        return x + functional.reduce_scatter_tensor(y, "sum", 0, group)
 
 
 class Block(nn.Module):
@@ -99,6 +113,28 @@ def of_dtensor(device: str) -> dict[str, Any]:
     return {"same": torch.equal(before, after), "graph": graphs[0], "counts": counts}
 
 
+def of_gathers(device: str) -> dict[str, Any]:
+    """Rows shared out, and budgets that are chosen by constants of no GPU."""
+    overlap = Overlap(1e12, 0.0, 1e9, float(1 << 20), 1e15, 0.0, 0.0, 0.0)
+    model = nn.Sequential(GatheredLayer(), GatheredLayer()).to(device)
+    x = torch.randn(4, WIDTH, device=device)
+    asked: list[tuple[str, int]] = []
+    inserted: list[Any] = []
+
+    def seconds(collective: Collective) -> float:
+        asked.append((collective.name.rpartition("::")[2], collective.bytes))
+        return 30e-6
+
+    def change(module: Any) -> None:
+        inserted.extend(prefetch_pass(module, SafeBudget(overlap, seconds)))
+
+    with torch.no_grad():
+        before = traced(model, x, lambda _: None)
+        after = traced(model, x, change)
+    sizes = [one.bytes for one in inserted]
+    return {"same": torch.equal(before, after), "bytes": sizes, "asked": asked}
+
+
 def of_inductor(device: str) -> dict[str, Any]:
     model, x = nn.Sequential(Layer(), Layer()).to(device), torch.randn(5, WIDTH, device=device)
     own = inductor_pass(BUDGET)
@@ -131,6 +167,7 @@ def main() -> None:
     found = {"inductor": of_inductor(device)}
     inductor.post_grad_custom_post_pass = None
     found["dtensor"] = of_dtensor(device)
+    found["gathers"] = of_gathers(device)
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
