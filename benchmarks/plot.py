@@ -185,6 +185,7 @@ def draw_speed_ups(axes: Any, rows: Sequence[Row]) -> None:
 # in the order of the pages
 DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "prefill": draw_lines,
+    "prefill_frontend": draw_lines,
     "prefill_full": draw_bars,
     "prefill_variants": draw_bars,
     "prefill_own": draw_bars,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 TITLES = {
     "prefill": "Causal prefill, batch 16, 16 heads of 128, fp16",
+    "prefill_frontend": "Causal prefill beside cuDNN's front end, batch 16, 16 heads of 128, fp16",
     "prefill_full": "Prefill without mask, batch 16, 16 heads, fp16",
     "prefill_variants": "Causal prefill with soft-cap, ALiBi or a window of 1024 keys",
     "prefill_own": "A user's own functors that read a tensor for each head and column",
