@@ -39,6 +39,7 @@ BATCHES = [
     ((3, 1, 3, 31), (0, 64, 76, 15)),
 ]
 PORTABLE = TileConfig(64, 64, 4, 2, decode=TileConfig(16, 64, 2, 2))
+EIGHT = TileConfig(64, 64, 4, 2, decode=TileConfig(8, 64, 2, 2))
 LONG = (1024, *(1,) * 32), (16384,) * 33  # for which two roles pay
 
 
@@ -91,6 +92,47 @@ def test_mixes_agree_with_the_oracle(
             case = Case(setup, q_lens, kv_lens, 2, 4, seed=seed, sm_limit=sm_limit)
             found = mismatch(variant, case)
             assert found is None, f"{case}: {found}"
+
+
+@pytest.mark.parametrize("group_size", [1, 8, 16])
+@pytest.mark.parametrize("tile", [CHOSEN, TALLER, PORTABLE], ids=["8 rows", "16 rows", "portable"])
+def test_query_heads_are_alone_or_many_to_a_key_head(
+    monkeypatch: pytest.MonkeyPatch, tile: TileConfig, group_size: int
+) -> None:
+    """Of many one row alone may be a prefill, to a tile with fewer rows for decodes."""
+    setup = Setup(wl.Paged(16), "bfloat16", 128, 128, "cuda", tile)
+    for seed, (q_lens, kv_lens) in enumerate(batch for batch in BATCHES if batch[0]):
+        cut_all(monkeypatch, seed % 2 == 0)
+        case = Case(setup, q_lens, kv_lens, 2, group_size, seed=seed)
+        found = mismatch(wl.Causal(), case)
+        assert found is None, f"{case}: {found}"
+
+
+@pytest.mark.parametrize("group_size", [1, 4, 8])
+@pytest.mark.parametrize(
+    ("variant", "kv_format", "dtype", "tile"),
+    [
+        (wl.Causal(), wl.Paged(16), "bfloat16", PORTABLE),
+        (wl.Causal() & wl.HeadKVScale(), wl.Ragged(), "float16", EIGHT),
+        (wl.Causal() & wl.SoftCap(20.0), wl.Composed(16), "bfloat16", PORTABLE),
+        (wl.Causal() & QueryRope(), wl.Paged(1), "bfloat16", EIGHT),
+    ],
+    ids=["causal", "scales", "shared keys, cap", "rotated queries"],
+)
+def test_portable_tiles_of_two_roles_read_8_bit_caches(
+    monkeypatch: pytest.MonkeyPatch,
+    variant: Variant,
+    kv_format: KVFormat,
+    dtype: str,
+    tile: TileConfig,
+    group_size: int,
+) -> None:
+    setup = Setup(kv_format, dtype, 128, 128, "cuda", tile, "float8_e4m3fn")
+    for seed, (q_lens, kv_lens) in enumerate(batch for batch in BATCHES if batch[0]):
+        cut_all(monkeypatch, seed % 2 == 0)
+        case = Case(setup, q_lens, kv_lens, 2, group_size, seed=seed)
+        found = mismatch(variant, case)
+        assert found is None, f"{case}: {found}"
 
 
 @pytest.mark.parametrize("tile", [TALLER, PORTABLE], ids=["hopper", "portable"])

@@ -27,6 +27,8 @@ TALL = TileConfig(128, 64, 8, 2, "hopper", 1, decode=TileConfig(16, 96, 3, 2))
 SHORT = TileConfig(64, 64, 4, 2, decode=TileConfig(16, 64, 2, 2))
 WIDE = TileConfig(128, 32, 8, 2, decode=TileConfig(16, 128, 4, 2))
 TURNED = TileConfig(64, 64, 4, 2, "hopper", 2, decode=TileConfig(8, 96, 3, 2))
+EIGHT = TileConfig(64, 64, 4, 2, decode=TileConfig(8, 64, 2, 2))
+E4M3 = "float8_e4m3fn"
 JOBS: list[tuple[Variant, KVFormat, str, TileConfig]] = [
     (wl.Causal(), wl.Paged(16), "bfloat16", SMALL),
     (wl.Causal(), wl.Ragged(), "float16", TALL),
@@ -75,9 +77,21 @@ def check(
     sm_limit: int | None = None,
 ) -> None:
     variant, kv_format, dtype, tile = JOBS[job]
-    q_lens, kv_lens = map(tuple, lengths)
     setup = Setup(kv_format, dtype, 128, 128, tile=tile)
-    case = Case(setup, q_lens, kv_lens, 2, 4, seed=order, sm_limit=sm_limit)
+    check_groups(emulator, variant, setup, lengths, order, sm_limit=sm_limit)
+
+
+def check_groups(
+    emulator: Emulator,
+    variant: Variant,
+    setup: Setup,
+    lengths: tuple[list[int], list[int]],
+    order: int,
+    group_size: int = 4,
+    sm_limit: int | None = None,
+) -> None:
+    q_lens, kv_lens = map(tuple, lengths)
+    case = Case(setup, q_lens, kv_lens, 2, group_size, seed=order, sm_limit=sm_limit)
     emulator.order = order
     found = mismatch(variant, case)
     assert found is None, f"order {order}: {case}: {found}"
@@ -124,6 +138,34 @@ def test_prefixes_are_read_by_tiles_of_either_role(
         lengths = [70, *[1] * count], [600, *(300 + 5 * i for i in range(count))]
         check(emulator, job, lengths, order + 7 * job)
     assert seen == {0, 1}
+
+
+# Of eight query heads two rows are a decode to 16 rows, and a prefill to eight.
+GROUPED = [([60, 1, 2, 1, 0], [130, 500, 64, 257, 33]), *MIXES[1:3], ([9, 1, 1], [200, 1, 0])]
+
+
+@pytest.mark.parametrize("tile", [TALL, TURNED, SHORT], ids=["hopper", "turned", "portable"])
+def test_query_heads_are_alone_or_many_to_a_key_head(emulator: Emulator, tile: TileConfig) -> None:
+    setup = Setup(wl.Paged(16), "bfloat16", 64, 64, tile=tile)
+    for order, lengths in enumerate(GROUPED):
+        for group_size in (1, 8):
+            check_groups(emulator, wl.Causal(), setup, lengths, order + 3, group_size)
+
+
+NARROW = [
+    (wl.Causal(), Setup(wl.Paged(16), "bfloat16", 64, 64, "cpu", SHORT, E4M3)),
+    (wl.Causal() & wl.HeadKVScale(), Setup(wl.Ragged(), "float16", 64, 64, "cpu", EIGHT, E4M3)),
+    (wl.Causal() & wl.SoftCap(5.0), Setup(wl.Composed(16), "bfloat16", 64, 64, "cpu", WIDE, E4M3)),
+    (wl.Causal() & QueryRope(), Setup(wl.Paged(3), "bfloat16", 128, 128, "cpu", SHORT, E4M3)),
+]
+
+
+@pytest.mark.some(3)
+@pytest.mark.parametrize("case", range(len(NARROW)))
+def test_portable_tiles_of_two_roles_read_8_bit_caches(emulator: Emulator, case: int) -> None:
+    variant, setup = NARROW[case]
+    for order, lengths in enumerate([*MIXES[:3], GROUPED[0]]):
+        check_groups(emulator, variant, setup, lengths, order + 3, 8 if order == 3 else 4)
 
 
 @pytest.mark.parametrize("tile", [SMALL, WIDE, TURNED], ids=["hopper", "portable", "turned"])
