@@ -38,6 +38,12 @@ def test_many(x):
 @pytest.mark.parametrize("x", range(few(2, of=5)))
 def test_few(x):
     pass
+
+@pytest.mark.some(4)
+@pytest.mark.parametrize("x", range(4))
+@pytest.mark.parametrize("y", range(3))
+def test_matrix(x, y):
+    pass
 """
 CONFTEST = """
 import sys
@@ -53,19 +59,30 @@ def pytest_configure(config):
 """
 
 
-def test_a_run_says_how_many_it_left_out_and_takes_all_when_it_is_asked(tmp_path: Path) -> None:
-    (tmp_path / "test_suite.py").write_text(SUITE)
-    (tmp_path / "conftest.py").write_text(CONFTEST.format(tests=str(Path(__file__).parent)))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+def run(folder: Path, *options: str) -> list[str]:
+    """Lines of pytest's output."""
+    (folder / "test_suite.py").write_text(SUITE)
+    (folder / "conftest.py").write_text(CONFTEST.format(tests=str(Path(__file__).parent)))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
     variables = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # they take seconds to import
+    done = subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, check=False
+    )
+    return done.stdout.splitlines()
 
+
+def test_a_run_says_how_many_it_left_out_and_takes_all_when_it_is_asked(tmp_path: Path) -> None:
     def last_line(*options: str) -> str:
-        done = subprocess.run(
-            [*command, *options], cwd=tmp_path, env=variables, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
-        return done.stdout.splitlines()[-1]
+        return run(tmp_path, *options)[-1]
 
-    assert last_line().startswith("4 passed, 4 deselected")
-    assert last_line("--all-cases").startswith("11 passed")
+    assert last_line().startswith("8 passed, 12 deselected")
+    assert last_line("--all-cases").startswith("23 passed")
     assert last_line("test_suite.py::test_many[0]").startswith("1 passed")
+
+
+def test_parameters_that_stand_one_above_another_have_all_their_values(tmp_path: Path) -> None:
+    lines = run(tmp_path, "--collect-only", "-k", "matrix")
+    names = [line.split("[")[1].rstrip("]") for line in lines if "test_matrix[" in line]
+    found = [name.split("-") for name in names]
+    assert len(found) == 4
+    assert {y for y, _ in found} == set("012") and {x for _, x in found} == set("0123")

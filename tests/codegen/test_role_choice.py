@@ -129,21 +129,6 @@ def test_kernels_compile_for_what_a_cta_is_launched_with(
     assert used.local_bytes == 0 or "query_transform" not in of.variant.hooks
 
 
-@pytest.mark.some(1)
-@pytest.mark.nvrtc
-@pytest.mark.usefixtures("toolchain")
-@pytest.mark.parametrize("name", ["sm_80", "sm_100a", "sm_120"])
-def test_portable_roles_compile(name: str) -> None:
-    arch = arch_named(name)
-    of = spec(wl.Causal() & wl.SoftCap(30.0))
-    tile = TileConfig(64, 32, 4, 2, decode=TileConfig(16, 64, 2, 2))
-    source = TALL.kernel(of, tile).render("cuda", c_structs(roles=True))
-    made = run_nvrtc(source.text, arch, source.name)
-    shape = TALL.launch(of, tile, arch)
-    assert made.spill_bytes == 0 and shape.threads == 128
-    assert shape.ctas_per_sm >= 1 and shape.shared_bytes <= arch.shared_per_cta
-
-
 @pytest.mark.parametrize(
     ("decode", "reason"),
     [

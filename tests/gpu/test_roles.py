@@ -20,6 +20,7 @@ from warploom.runtime.planning.rules import Rules
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
 from warploom.scheduler.model.roles import SHORTEST_CUT, RolePrices
+from warploom.scheduler.plans.verify import verify
 
 pytestmark = pytest.mark.gpu
 
@@ -39,6 +40,7 @@ BATCHES = [
     ((3, 1, 3, 31), (0, 64, 76, 15)),
 ]
 PORTABLE = TileConfig(64, 64, 4, 2, decode=TileConfig(16, 64, 2, 2))
+EIGHT = TileConfig(64, 64, 4, 2, decode=TileConfig(8, 64, 2, 2))
 LONG = (1024, *(1,) * 32), (16384,) * 33  # for which two roles pay
 
 
@@ -91,6 +93,47 @@ def test_mixes_agree_with_the_oracle(
             case = Case(setup, q_lens, kv_lens, 2, 4, seed=seed, sm_limit=sm_limit)
             found = mismatch(variant, case)
             assert found is None, f"{case}: {found}"
+
+
+@pytest.mark.parametrize("group_size", [1, 8, 16])
+@pytest.mark.parametrize("tile", [CHOSEN, TALLER, PORTABLE], ids=["8 rows", "16 rows", "portable"])
+def test_query_heads_are_alone_or_many_to_a_key_head(
+    monkeypatch: pytest.MonkeyPatch, tile: TileConfig, group_size: int
+) -> None:
+    """Of many one row alone may be a prefill, to a tile with fewer rows for decodes."""
+    setup = Setup(wl.Paged(16), "bfloat16", 128, 128, "cuda", tile)
+    for seed, (q_lens, kv_lens) in enumerate(batch for batch in BATCHES if batch[0]):
+        cut_all(monkeypatch, seed % 2 == 0)
+        case = Case(setup, q_lens, kv_lens, 2, group_size, seed=seed)
+        found = mismatch(wl.Causal(), case)
+        assert found is None, f"{case}: {found}"
+
+
+@pytest.mark.parametrize("group_size", [1, 4, 8])
+@pytest.mark.parametrize(
+    ("variant", "kv_format", "dtype", "tile"),
+    [
+        (wl.Causal(), wl.Paged(16), "bfloat16", PORTABLE),
+        (wl.Causal() & wl.HeadKVScale(), wl.Ragged(), "float16", EIGHT),
+        (wl.Causal() & wl.SoftCap(20.0), wl.Composed(16), "bfloat16", PORTABLE),
+        (wl.Causal() & QueryRope(), wl.Paged(1), "bfloat16", EIGHT),
+    ],
+    ids=["causal", "scales", "shared keys, cap", "rotated queries"],
+)
+def test_portable_tiles_of_two_roles_read_8_bit_caches(
+    monkeypatch: pytest.MonkeyPatch,
+    variant: Variant,
+    kv_format: KVFormat,
+    dtype: str,
+    tile: TileConfig,
+    group_size: int,
+) -> None:
+    setup = Setup(kv_format, dtype, 128, 128, "cuda", tile, "float8_e4m3fn")
+    for seed, (q_lens, kv_lens) in enumerate(batch for batch in BATCHES if batch[0]):
+        cut_all(monkeypatch, seed % 2 == 0)
+        case = Case(setup, q_lens, kv_lens, 2, group_size, seed=seed)
+        found = mismatch(variant, case)
+        assert found is None, f"{case}: {found}"
 
 
 @pytest.mark.parametrize("tile", [TALLER, PORTABLE], ids=["hopper", "portable"])
@@ -202,3 +245,52 @@ def test_one_graph_serves_any_mix(cuda: Any, planner: str, tile: TileConfig | No
         other.plan(**arrays(q_lens, kv_lens, "cpu"))
         expected = other.run(q[:count], cache)
         torch.testing.assert_close(out[:count], expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("tile", [None, TILE, PORTABLE], ids=["chosen", "given", "portable"])
+def test_one_graph_holds_plan_and_run_of_any_mix(cuda: Any, tile: TileConfig | None) -> None:
+    """Lengths change in device memory between replays, and with them who decodes; nothing else."""
+    requests, rows, pages = 32, 400, 2048
+    shape = {**SHAPE, "kv_format": wl.Paged(PAGE), "device": cuda}
+    bounds = wl.Bounds(requests, rows, 4096, pages)
+    wrapper = wl.AttentionWrapper(wl.Causal(), bounds=bounds, cuda_graph=True, tile=tile, **shape)
+    other = wl.AttentionWrapper(wl.Causal(), tile=replace(TILE, decode=None), **shape)
+    cache = torch.randn(pages, 2, PAGE, 2, 128, device=cuda, dtype=torch.bfloat16)
+    q = torch.randn(rows, 8, 128, device=cuda, dtype=torch.bfloat16)
+    out = torch.empty_like(q)
+    lists = padded(BATCHES[0], requests, pages, cuda)
+    wrapper.plan(**lists)
+    wrapper.run(q, cache, out=out)
+    assert wrapper.tile is not None and wrapper.tile.decode is not None
+    graph = torch.cuda.CUDAGraph()
+    with wl.forbid_compilation(), torch.cuda.graph(graph):
+        wrapper.plan(**lists)
+        wrapper.run(q, cache, out=out)
+    assert wrapper.planned is not None and wrapper.planned.by == "the device"
+    for q_lens, kv_lens in BATCHES * 2:
+        for name, values in padded((q_lens, kv_lens), requests, pages, cuda).items():
+            lists[name].copy_(values)
+        for _ in range(2):  # counters are left at zero
+            out.fill_(7.0)
+            graph.replay()
+        wrapper.check_plan()
+        plan, visibility, _ = wrapper.planned.read()
+        verify(plan, visibility)
+        roles = {int(n * 4 <= wrapper.tile.decode.rows) for n in q_lens if n}
+        assert set(plan.role.tolist()) == roles
+        count = sum(q_lens)
+        assert (out[count:] == 7.0).all()
+        if count:
+            other.plan(**arrays(q_lens, kv_lens, "cpu"))
+            expected = other.run(q[:count], cache)
+            torch.testing.assert_close(out[:count], expected, atol=2e-2, rtol=2e-2)
+
+
+def padded(batch: Any, requests: int, pages: int, device: Any) -> dict[str, Any]:
+    """A batch in tensors of one size, whose further requests have no rows and no keys."""
+    q_lens, kv_lens = batch
+    left = requests - len(q_lens)
+    found = arrays([*q_lens, *[0] * left], [*kv_lens, *[0] * left], device)
+    short = pages - len(found["kv_indices"])
+    found["kv_indices"] = torch.nn.functional.pad(found["kv_indices"], (0, short))
+    return found

@@ -77,7 +77,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
 
     def planner_of(strategy: DeviceStrategy, site: Site) -> PlannerOfDevice:
         spec, heads = strategy._rules.spec, strategy._rules.heads
-        return PlannerOfDevice(found, HostPlanner(spec.variant, spec.kv_format, heads))
+        has_roles = strategy._rules.always_has_roles
+        return PlannerOfDevice(found, HostPlanner(spec.variant, spec.kv_format, heads, has_roles))
 
     def lengths(given: Arguments, *_: Any) -> tuple[Any, ...]:
         return given.qo_indptr, given.kv_indptr, given.last_page_len, given.kv_indices
@@ -91,10 +92,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     found.is_capturing = False
 
 
-def make() -> wl.AttentionWrapper:
+def make(bounds: wl.Bounds = BOUNDS, tile: wl.TileConfig | None = None) -> wl.AttentionWrapper:
     attention = wl.AttentionWrapper(
         wl.Causal(), kv_format=wl.Paged(PAGE), num_q_heads=4, num_kv_heads=2, head_dim=16,
-        dtype="float32", device="cpu", bounds=BOUNDS, cuda_graph=True,
+        dtype="float32", device="cpu", bounds=bounds, cuda_graph=True, tile=tile,
     )  # fmt: skip
     strategy: Any = attention._planner._strategies[0]
     assert isinstance(strategy, DeviceStrategy)
@@ -102,15 +103,16 @@ def make() -> wl.AttentionWrapper:
     return attention
 
 
-def lists(*kv_lens: int) -> list[torch.Tensor]:
-    """qo_indptr, kv_indptr, kv_indices and last_page_len of requests with one query row each."""
+def lists(*kv_lens: int, q_lens: list[int] | None = None) -> list[torch.Tensor]:
+    """qo_indptr, kv_indptr, kv_indices and last_page_len of requests with one query row each, or
+    as many as are given."""
     lens = np.array(kv_lens)
     pages = -(-lens // PAGE)
     parts = (
-        np.arange(len(lens) + 1),
+        np.append(0, np.cumsum([1] * len(lens) if q_lens is None else q_lens)),
         np.append(0, np.cumsum(pages)),
         np.arange(pages.sum()),
-        (lens - 1) % PAGE + 1,
+        np.where(lens > 0, (lens - 1) % PAGE + 1, 0),
     )
     return [torch.from_numpy(part.astype(np.int32)) for part in parts]
 
@@ -202,3 +204,46 @@ def test_a_trace_is_of_what_the_last_replay_made(
         items = wl.trace(attention).items
         ends = [items["kv_end"][items["request"] == request].max() for request in (0, 1)]
         assert ends == list(kv_lens)
+
+
+def test_replays_of_two_roles_go_from_mix_to_mix(device: Device) -> None:
+    """Prefills beside decodes, and either alone, of which replays find the lengths in memory."""
+    requests, rows, pages = 6, 60, 64
+    tile = wl.TileConfig(16, 64, decode=wl.TileConfig(4, 64))
+    attention = make(wl.Bounds(requests, rows, 80, pages), tile)
+    eager = wl.AttentionWrapper(
+        wl.Causal(), kv_format=wl.Paged(PAGE), num_q_heads=4, num_kv_heads=2, head_dim=16,
+        dtype="float32", device="cpu", backend="reference",
+    )  # fmt: skip
+    q, cache = torch.randn(rows, 4, 16), torch.randn(2, pages, PAGE, 2, 16)
+
+    def padded(q_lens: list[int], kv_lens: list[int]) -> list[torch.Tensor]:
+        left = [0] * (requests - len(q_lens))
+        found = lists(*kv_lens, *left, q_lens=[*q_lens, *left])
+        found[2] = torch.nn.functional.pad(found[2], (0, pages - len(found[2])))
+        return found
+
+    mixes: list[tuple[list[int], list[int], set[int]]] = [
+        ([30, 1, 1, 0, 2], [60, 70, 9, 5, 30], {0, 1}),
+        ([1] * 6, [40, 1, 0, 33, 80, 7], {1}),
+        ([25, 35], [25, 80], {0}),
+        ([], [], set()),
+        ([1, 40, 1], [80, 40, 3], {0, 1}),
+    ]
+    given = padded(*mixes[0][:2])
+    planned = captured(device, attention, given)
+    for q_lens, kv_lens, roles in mixes * 2:
+        for mine, new in zip(given, padded(q_lens, kv_lens), strict=True):
+            mine.copy_(new)
+        device.replay()
+        attention.check_plan()
+        read = planned.read()
+        verify(read.plan, read.visibility)
+        assert set(read.plan.role.tolist()) == roles
+        out, count = torch.full_like(q, 7.0), sum(q_lens)
+        attention.run(q, tuple(cache), out=out)
+        assert (out[count:] == 7.0).all()
+        if count:
+            eager.plan(*lists(*kv_lens, q_lens=q_lens))
+            expected = eager.run(q[:count], tuple(cache))
+            torch.testing.assert_close(out[:count], expected, atol=1e-4, rtol=1e-4)

@@ -8,11 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
-from support.emulator import CTAS, Emulator
+from support.emulator import Emulator
 from support.query_rope import QueryRope
-from support.sampling import few
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
@@ -30,6 +27,8 @@ TALL = TileConfig(128, 64, 8, 2, "hopper", 1, decode=TileConfig(16, 96, 3, 2))
 SHORT = TileConfig(64, 64, 4, 2, decode=TileConfig(16, 64, 2, 2))
 WIDE = TileConfig(128, 32, 8, 2, decode=TileConfig(16, 128, 4, 2))
 TURNED = TileConfig(64, 64, 4, 2, "hopper", 2, decode=TileConfig(8, 96, 3, 2))
+EIGHT = TileConfig(64, 64, 4, 2, decode=TileConfig(8, 64, 2, 2))
+E4M3 = "float8_e4m3fn"
 JOBS: list[tuple[Variant, KVFormat, str, TileConfig]] = [
     (wl.Causal(), wl.Paged(16), "bfloat16", SMALL),
     (wl.Causal(), wl.Ragged(), "float16", TALL),
@@ -78,9 +77,21 @@ def check(
     sm_limit: int | None = None,
 ) -> None:
     variant, kv_format, dtype, tile = JOBS[job]
-    q_lens, kv_lens = map(tuple, lengths)
     setup = Setup(kv_format, dtype, 128, 128, tile=tile)
-    case = Case(setup, q_lens, kv_lens, 2, 4, seed=order, sm_limit=sm_limit)
+    check_groups(emulator, variant, setup, lengths, order, sm_limit=sm_limit)
+
+
+def check_groups(
+    emulator: Emulator,
+    variant: Variant,
+    setup: Setup,
+    lengths: tuple[list[int], list[int]],
+    order: int,
+    group_size: int = 4,
+    sm_limit: int | None = None,
+) -> None:
+    q_lens, kv_lens = map(tuple, lengths)
+    case = Case(setup, q_lens, kv_lens, 2, group_size, seed=order, sm_limit=sm_limit)
     emulator.order = order
     found = mismatch(variant, case)
     assert found is None, f"order {order}: {case}: {found}"
@@ -91,6 +102,7 @@ def check(
 def test_mixes_are_right(emulator: Emulator, job: int) -> None:
     for order, lengths in enumerate(MIXES):
         check(emulator, job, lengths, order + 7 * job)
+    check(emulator, job, ([3, 1, 3, 31], [0, 64, 76, 15]), 1, sm_limit=2)
 
 
 @pytest.mark.some(2)
@@ -128,27 +140,32 @@ def test_prefixes_are_read_by_tiles_of_either_role(
     assert seen == {0, 1}
 
 
-REQUESTS = st.lists(
-    st.tuples(st.sampled_from((0, 1, 1, 1, 2, 4, 5, 17, 40, 90)), st.integers(0, 400)),
-    min_size=1,
-    max_size=6,
-)
+# Of eight query heads two rows are a decode to 16 rows, and a prefill to eight.
+GROUPED = [([60, 1, 2, 1, 0], [130, 500, 64, 257, 33]), *MIXES[1:3], ([9, 1, 1], [200, 1, 0])]
 
 
-@settings(max_examples=few(3, of=6), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(requests=[(3, 0), (1, 64), (3, 76), (31, 15)], sm_limit=2, order=1)
-@given(
-    requests=REQUESTS,
-    sm_limit=st.none() | st.integers(1, CTAS),
-    order=st.integers(0, 1000),
-)
-def test_any_mix_is_right_in_any_order(
-    emulator: Emulator, requests: list[tuple[int, int]], sm_limit: int | None, order: int
-) -> None:
-    """A few CTAs have both roles, claim what is shared, or may not work at all."""
-    q_lens, kv_lens = (list(x) for x in zip(*requests, strict=True))
-    for job in (0, 1):
-        check(emulator, job, (q_lens, kv_lens), order, sm_limit)
+@pytest.mark.parametrize("tile", [TALL, TURNED, SHORT], ids=["hopper", "turned", "portable"])
+def test_query_heads_are_alone_or_many_to_a_key_head(emulator: Emulator, tile: TileConfig) -> None:
+    setup = Setup(wl.Paged(16), "bfloat16", 64, 64, tile=tile)
+    for order, lengths in enumerate(GROUPED):
+        for group_size in (1, 8):
+            check_groups(emulator, wl.Causal(), setup, lengths, order + 3, group_size)
+
+
+NARROW = [
+    (wl.Causal(), Setup(wl.Paged(16), "bfloat16", 64, 64, "cpu", SHORT, E4M3)),
+    (wl.Causal() & wl.HeadKVScale(), Setup(wl.Ragged(), "float16", 64, 64, "cpu", EIGHT, E4M3)),
+    (wl.Causal() & wl.SoftCap(5.0), Setup(wl.Composed(16), "bfloat16", 64, 64, "cpu", WIDE, E4M3)),
+    (wl.Causal() & QueryRope(), Setup(wl.Paged(3), "bfloat16", 128, 128, "cpu", SHORT, E4M3)),
+]
+
+
+@pytest.mark.some(3)
+@pytest.mark.parametrize("case", range(len(NARROW)))
+def test_portable_tiles_of_two_roles_read_8_bit_caches(emulator: Emulator, case: int) -> None:
+    variant, setup = NARROW[case]
+    for order, lengths in enumerate([*MIXES[:3], GROUPED[0]]):
+        check_groups(emulator, variant, setup, lengths, order + 3, 8 if order == 3 else 4)
 
 
 @pytest.mark.parametrize("tile", [SMALL, WIDE, TURNED], ids=["hopper", "portable", "turned"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.emulator import Emulator
 
 import warploom as wl
 from warploom import errors
@@ -31,10 +32,12 @@ class Kept(wl.Variant):
         return self.kept[at.kv_head, at.kv_pos]
 
 
-def wrapper(variant: wl.Variant, page_size: int, dtype: str, layout: Any) -> Any:
+def wrapper(
+    variant: wl.Variant, page_size: int, dtype: str, layout: Any, tile: wl.TileConfig | None = None
+) -> Any:
     return wl.PageSelectionWrapper(
         variant, kv_format=wl.Paged(page_size, layout=layout), num_q_heads=HEADS,
-        num_kv_heads=KV_HEADS, head_dim=DIM, dtype=dtype, device="cpu",
+        num_kv_heads=KV_HEADS, head_dim=DIM, dtype=dtype, device="cpu", tile=tile,
     )  # fmt: skip
 
 
@@ -116,6 +119,41 @@ def test_heads_read_their_own_pages(
     trial.check(attention.run(trial.q, tuple(stored)), layout)
     attention.select(trial.choose())  # another tensor
     trial.check(attention.run(trial.q, tuple(stored)), layout)
+
+
+def check_mix(tile: wl.TileConfig, page_size: int, dtype: str) -> None:
+    """A mix of which either role has some, and either alone, with selections that change."""
+    attention = wrapper(wl.Variant(), page_size, dtype, "NHD", tile)
+    for seed, (q_lens, roles) in enumerate(
+        (([70, 1, 2, 0, 33, 1], {0, 1}), ([1] * 5, {1}), ([40, 90], {0}))
+    ):
+        trial = Trial(q_lens, seed, page_size, 9, dtype)
+        selection = trial.choose()
+        attention.plan(indptr(q_lens), indptr(trial.counts), selection, trial.last)
+        assert set(attention.planned.plan.role.tolist()) == roles
+        trial.check(attention.run(trial.q, (trial.k, trial.v)), "NHD")
+        selection.copy_(trial.choose())
+        trial.check(attention.run(trial.q, (trial.k, trial.v)), "NHD")
+
+
+def test_tiles_of_two_roles_read_selections() -> None:
+    check_mix(wl.TileConfig(48, 128, decode=wl.TileConfig(12, 64)), 16, "float32")
+
+
+@pytest.mark.parametrize(
+    ("tile", "page_size"),
+    [
+        (wl.TileConfig(64, 64, 4, 2, "hopper", 2, decode=wl.TileConfig(8, 96, 3, 2)), 16),
+        (wl.TileConfig(64, 64, 4, 2, "hopper", 2, decode=wl.TileConfig(16, 64, 2, 2)), 1),
+        (wl.TileConfig(64, 64, 4, 2, decode=wl.TileConfig(16, 64, 2, 2)), 16),
+    ],
+    ids=["8 rows", "16 rows", "portable"],
+)
+def test_emulated_tiles_of_two_roles_read_selections(
+    emulator: Emulator, tile: wl.TileConfig, page_size: int
+) -> None:
+    emulator.order = 5
+    check_mix(tile, page_size, "bfloat16")
 
 
 def test_a_slice_of_a_larger_buffer() -> None:
