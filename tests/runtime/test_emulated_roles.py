@@ -201,12 +201,12 @@ def test_a_plan_runs_again_as_it_ran_first(emulator: Emulator) -> None:
         wl.Causal(), kv_format=wl.Ragged(), num_q_heads=4, num_kv_heads=2, head_dim=64,
         dtype="float16", device="cpu", tile=SMALL,
     )  # fmt: skip
-    q_lens, kv_lens = [70, *[1] * 5], [130, 900, 700, 800, 1000, 600]
+    q_lens, kv_lens = [70, *[1] * 5], [130, 1900, 1700, 1800, 2000, 1600]
     attention.plan(np.cumsum([0, *q_lens]), np.cumsum([0, *kv_lens]))
     assert attention.planned is not None
     assert attention.planned.plan.num_shared_decodes > 0
     torch.manual_seed(0)
-    q, (k, v) = torch.randn(75, 4, 64).half(), torch.randn(2, 4130, 2, 64).half()
+    q, (k, v) = torch.randn(75, 4, 64).half(), torch.randn(2, 9130, 2, 64).half()
     results = []
     for emulator.order in (0, 1, 7, 8):
         results.append(attention.run(q, (k, v)).clone())
