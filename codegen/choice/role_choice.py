@@ -45,11 +45,11 @@ def role_obstacle(spec: AttentionSpec, arch: Arch, group_size: int) -> str | Non
     if role_choices(spec, arch, group_size):
         return None
     if not HOPPER.compiles_for(arch):
-        return f"those of {arch.name} are not measured"
+        return f"two roles are not measured on {arch.name}"
     if why := _not_measured(spec) or HOPPER.passed_over(spec, arch, Work(MANY_ROWS + 1)):
         return why
     if not _heights(spec, group_size):
-        return f"shared prefixes and groups of {group_size} heads were slower by them"
+        return f"a decode has {group_size} rows, more than the tiles of decodes that are chosen"
     return "shared memory holds no two tiles"
 
 
@@ -70,8 +70,7 @@ def _heights(spec: AttentionSpec, group_size: int) -> list[int]:
     """
     if spec.kv_format.composed:
         return [TURNED_ROWS] if group_size <= TURNED_ROWS else []
-    fitting = [rows for rows in (TURNED_ROWS, STREAMED_ROWS) if group_size <= rows]
-    return fitting or [STREAMED_ROWS]
+    return [rows for rows in (TURNED_ROWS, STREAMED_ROWS) if group_size <= rows]
 
 
 def _choice(spec: AttentionSpec, arch: Arch, rows: int) -> TileChoice | None:

@@ -119,8 +119,7 @@ class KernelChoice:
 
     def obstacle_to_roles(self, group_size: int) -> str | None:
         """Why `of_roles` has none, or None."""
-        if not isinstance(self.target, Arch):
-            return "a CPU has them by tile= alone"
+        assert isinstance(self.target, Arch)  # plans of a CPU have them by tile= alone
         if self._always:
             return "keys are transformed before attention"
         return role_obstacle(self._spec, self.target, group_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from warploom.codegen.choice.role_cost import Forecast
+from warploom.env import mixed_roles
 from warploom.runtime.formats.batch import HostBatch, OnDevice, RoleSizes, RoleTiles
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.planning.mixes import may_be_mixed
@@ -23,28 +23,53 @@ def why_roles(rules: Rules, planned: Planned, inputs: Inputs) -> str | None:
         inputs: values that the mask reads, of the last plan.
 
     Returns:
-        A sentence; None where the caller gave the tile, and for batches that are not mixed.
+        The answer and its reason; None where the caller gave the tile, and for batches that are
+        not mixed as far as the host knows.
     """
-    options, group_size = rules.options, rules.heads.group_size
-    if options.tile is not None or not may_be_mixed(planned.batch.sizes, group_size):
+    options, batch = rules.options, planned.batch
+    if options.tile is not None:
         return None
     if rules.always_has_roles:
         return "for all batches: bounds leave room for prefills beside decodes"
+    is_unread = isinstance(batch, OnDevice)  # its sizes are the bounds'
+    if not is_unread and not may_be_mixed(batch.sizes, rules.heads.group_size):
+        return None
+    why = _obstacle(rules, is_unread)
+    return f"no: {why}" if why else _forecasts(rules, planned, inputs)
+
+
+def _obstacle(rules: Rules, is_unread: bool) -> str | None:
+    """What forbids two roles, or None if the expected times decide."""
+    options = rules.options
     if not options.may_mix:
-        return "no: the workspace is given, or WARPLOOM_MIXED_ROLES=0"
+        setting = "the workspace is given, which may hold one tile only"
+        return setting if mixed_roles() else "WARPLOOM_MIXED_ROLES=0 forbids them"
     if why := rules.obstacle_to_roles:
-        return f"no: {why}"
+        return why
+    if options.batch_invariant:
+        return "batch_invariant=True wants one kernel for all batches"
     if rules.fixed is not None:
-        return "no: one kernel serves all batches, by bounds or since batch_invariant=True"
+        return "cuda_graph=True wants one kernel, and bounds leave few prefills room beside decodes"
     if rules.mixes is None:
-        return "no: bounds have no more rows than requests, so that all decode"
-    if isinstance(planned.batch, OnDevice):
-        return "no: lengths lie on the device"
-    forecasts = rules.mixes.forecasts(rules.free_ctas, partial(_count, rules, planned, inputs))
-    tiles = (choice.tile.decode for choice in rules.mixes.choices)
-    return "\n".join(
-        _told(tile.label, one) for tile, one in zip(tiles, forecasts, strict=True) if tile
-    )
+        return "bounds of no more rows than requests are taken for decodes alone"
+    return "lengths lie on the device" if is_unread else None
+
+
+def _forecasts(rules: Rules, planned: Planned, inputs: Inputs) -> str:
+    """The decision, and the times that made it, in order."""
+    assert rules.mixes is not None  # there is no obstacle
+    count = partial(_count, rules, planned, inputs)
+    times = rules.mixes.forecasts(rules.free_ctas, count)
+    lines = []
+    for choice, one in zip(rules.mixes.choices, times, strict=True):
+        assert choice.tile.decode is not None  # it has two roles
+        taken = ", which was chosen" if choice.tile == planned.choice.tile else ""
+        lines.append(
+            f"decodes by {choice.tile.decode.label}: {_US * one.at_once:.1f} us expected, and "
+            f"{_US * one.in_turn:.1f} by one tile for all{taken}"
+        )
+    decision = "yes" if planned.choice.tile.of_roles else "no"
+    return f"{decision}; " + "; ".join(lines)
 
 
 def _count(rules: Rules, planned: Planned, inputs: Inputs, sizes: RoleSizes) -> RoleTiles:
@@ -54,11 +79,3 @@ def _count(rules: Rules, planned: Planned, inputs: Inputs, sizes: RoleSizes) -> 
         return rules.role_tiles(batch, inputs, sizes)
     segments, group_size = planned.arrays.segments, rules.heads.group_size
     return RoleTiles.of(segments, sizes, group_size, planned.visibility)
-
-
-def _told(decodes: str, one: Forecast) -> str:
-    answer = "yes" if one.pays else "no"
-    return (
-        f"{answer}, decodes by {decodes}: {_US * one.at_once:.1f} us expected, "
-        f"by one tile for all {_US * one.in_turn:.1f}"
-    )

@@ -83,12 +83,12 @@ def test_what_leaves_decodes_too_few_registers_is_refused_by_name() -> None:
         Hopper("group").kernel(spec(wl.Causal() & wl.Rope()), choice.tile)
 
 
-@pytest.mark.parametrize("group", [1, 8, 9])
+@pytest.mark.parametrize("group", [1, 8, 9, 17])
 @pytest.mark.parametrize("kv_format", FORMATS, ids=str)
 def test_decodes_have_as_many_warps_as_fit(kv_format: KVFormat, group: int) -> None:
     choices = role_choices(spec(kv_format=kv_format), SM90, group)
     decodes = [choice.tile.decode for choice in choices]
-    heights = [8, 16] if group <= 8 else [16]
+    heights = [rows for rows in (8, 16) if group <= rows]
     if kv_format.composed:  # tiles of 16 rows were slower there than one for all
         heights = heights[:1] if group <= 8 else []
     assert [decode and decode.rows for decode in decodes] == heights

@@ -174,7 +174,7 @@ def test_a_mix_takes_two_roles_and_others_one(cuda: Any, bounds: wl.Bounds | Non
         assert wrapper.planned is not None and wrapper.choice is not None
         assert bool(wrapper.choice.tile.of_roles) == ((q_lens, kv_lens) == LONG)
         assert wrapper.planned.by == "the host, natively"
-        told = str(wrapper.explain().facts.get("two roles", "no: not mixed"))
+        told = str(wrapper.explain().facts.get("two roles", "no"))
         assert told.startswith("yes") == bool(wrapper.choice.tile.of_roles)
 
 
