@@ -288,9 +288,10 @@ def test_one_graph_holds_plan_and_run_of_any_mix(cuda: Any, tile: TileConfig | N
 
 def padded(batch: Any, requests: int, pages: int, device: Any) -> dict[str, Any]:
     """A batch in tensors of one size, whose further requests have no rows and no keys."""
-    q_lens, kv_lens = batch
-    left = requests - len(q_lens)
-    found = arrays([*q_lens, *[0] * left], [*kv_lens, *[0] * left], device)
-    short = pages - len(found["kv_indices"])
-    found["kv_indices"] = torch.nn.functional.pad(found["kv_indices"], (0, short))
+    found = arrays(*batch, device)  # page numbers depend on how many requests there are
+    sizes = {"kv_indices": pages, "last_page_len": requests}
+    for name, values in found.items():
+        missing = sizes.get(name, requests + 1) - len(values)
+        filling = values[-1:] if name.endswith("indptr") else values.new_zeros(1)
+        found[name] = torch.cat((values, filling.expand(missing)))
     return found
