@@ -30,9 +30,10 @@ class Cpu(Template):
     remedy = f"Use keys that are a multiple of {_PANEL}, and no more than {_LARGEST} rows and keys."
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
-        for own in tile.of_roles.values() or (tile,):
+        for role, own in (tile.of_roles or {"": tile}).items():
             if own.keys % _PANEL != 0:
-                return f"keys are packed in panels of {_PANEL}, and it has {own.keys}"
+                of = f"that of {role}s" if role else "it"
+                return f"keys are packed in panels of {_PANEL}, and {of} has {own.keys}"
             if max(own.rows, own.keys) > _LARGEST:
                 return f"each thread packs a tile, and {own.rows} x {own.keys} is too much of it"
         return None

@@ -130,7 +130,11 @@ def check_caches_apart(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
     low, high = sorted((k_cache, v_cache), key=torch.Tensor.data_ptr)
     distance, rest = divmod(high.data_ptr() - low.data_ptr(), low.element_size())
     if rest or not _fits_gaps(low, high, distance):
-        reason = "lies among the elements of the k cache; give each its own memory"
+        reason = (
+            "lies among the elements of the k cache; give each its own memory, or a VirtualCache "
+            "the order of parts in which a page holds a token's keys and values: "
+            "order=('token', 'layer', 'kv', 'head')"
+        )
         raise ArgumentError(name="v cache", reason=reason)
 
 

@@ -33,7 +33,7 @@ def test_kernels_find_the_same_lists() -> None:
     assert not any(ROLE_OF_LISTS[SHARED_PREFILLS:SHARED_DECODES])
 
 
-@pytest.mark.parametrize("limit", [None, 40, 12])
+@pytest.mark.parametrize("limit", [None, 40, 13])
 def test_prefills_beyond_the_cache_are_whole_and_in_the_order_of_the_line(
     kit: Any, limit: int | None
 ) -> None:
@@ -60,7 +60,7 @@ def test_prefills_beyond_the_cache_are_whole_and_in_the_order_of_the_line(
 
 
 @pytest.mark.parametrize("cached", [None, 2 * 47 * 128, 2 * 47 * 128 - 1])
-@pytest.mark.parametrize("limit", [None, 40, 12])
+@pytest.mark.parametrize("limit", [None, 40, 13])
 def test_short_prefills_are_claimed_whole(kit: Any, limit: int | None, cached: int | None) -> None:
     """Query tiles of the chunk see 47 key tiles of 128 at most, as the first one does."""
     case, longest = busy(kit, limit), 47 * 128
