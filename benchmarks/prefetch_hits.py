@@ -1,6 +1,6 @@
 """Hits in L2 of what was prefetched, as ncu counts them: a product and attention, by bytes.
 
-    python benchmarks/prefetch_hits.py [--sms 8] [--out FOLDER]
+    python benchmarks/prefetch_hits.py [--sms 8] [--readers NAME ...] [--out FOLDER]
     python benchmarks/prefetch_hits.py --tiny            # small, on the CPU, with an ncu there
 
 A figure is the hits that a prefetch adds, in parts of the bytes that were asked for. ncu waits for
@@ -25,12 +25,12 @@ from tempfile import TemporaryDirectory
 
 import torch
 from harness import Report, Row, placed
-from prefetch_readers import Reader, readers, step
+from prefetch_readers import Reader, keepers, readers, step
 from stand_in import StandIn
 
 NAME = "prefetch_hits"
-READERS = "8B gate, up", "8B keys"  # 235 and 134 MB: more than is asked for
-TINY_READERS = "tiny", "tiny keys"
+READERS = "8B gate, up", "8B gate, up, kept", "8B keys"  # 235 and 134 MB: more than is asked for
+TINY_READERS = "tiny", "tiny, kept", "tiny keys"
 BUDGETS = (4, 8, 12, 16, 24, 30, 40, 50, 60)  # MB
 TINY_BUDGETS = (0.03,)
 HITS, READS = "lts__t_sectors_op_read_lookup_hit.sum", "lts__t_sectors_op_read.sum"
@@ -132,19 +132,22 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="small shapes, on the CPU")
     parser.add_argument("--sms", type=int, default=8, help="CTAs of a prefetch")
+    parser.add_argument("--readers", nargs="+", help="their names; by default three of them")
     parser.add_argument("--child", help="the reader to run under ncu")
     given = sys.argv[1:] if argv is None else argv
     options = placed(parser, [*given, "--device", "cpu"] if "--tiny" in given else given)
     device = options.device
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    made = dict(readers(device, options.tiny))
+    made = dict([*readers(device, options.tiny), *keepers(device, options.tiny)])
     if options.child is not None:
         budgets = TINY_BUDGETS if options.tiny else BUDGETS
         read_each(made[options.child](), device, budgets, options.sms)
         return
     report = Report(NAME, device, options.out)
-    for name in TINY_READERS if options.tiny else READERS:
+    for name in options.readers or (TINY_READERS if options.tiny else READERS):
+        if name not in made:
+            parser.error(f"there is no reader {name!r}; there are {', '.join(made)}")
         size = made[name]().bytes
         for row in rows(name, size, options):
             report.add(row)

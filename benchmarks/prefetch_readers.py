@@ -51,14 +51,16 @@ def weights(tiny: bool) -> Iterator[tuple[str, int, int]]:
     yield "70B/TP8 down", 8192, 3584
 
 
-def product(name: str, outputs: int, inputs: int, device: torch.device) -> Reader:
+def product(
+    name: str, outputs: int, inputs: int, device: torch.device, keep: bool = False
+) -> Reader:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     weight = torch.randn(outputs, inputs, device=device, dtype=dtype)
     x = torch.randn(1, inputs, device=device, dtype=dtype)
     size = weight.numel() * weight.element_size()
 
     def fetch(budget: int, sms: int) -> Any:
-        return beside(weight, budget, sms=sms)
+        return beside(weight, budget, sms=sms, keep=keep)
 
     return Reader(name, size, partial(torch.nn.functional.linear, x, weight), fetch)
 
@@ -88,6 +90,13 @@ def readers(device: torch.device, tiny: bool) -> Iterator[tuple[str, Callable[[]
     shapes = (("tiny keys", 2, 1),) if tiny else (("8B keys", 32, 8), ("70B/TP8 keys", 8, 1))
     for name, heads, kv_heads in shapes:
         yield name, partial(decoding, name, heads, kv_heads, device, tiny)
+
+
+def keepers(device: torch.device, tiny: bool) -> Iterator[tuple[str, Callable[[], Reader]]]:
+    """The products again, whose weights are marked to be evicted last."""
+    for name, outputs, inputs in weights(tiny):
+        kept = f"{name}, kept"
+        yield kept, partial(product, kept, outputs, inputs, device, keep=True)
 
 
 def step(stand_in: StandIn, reader: Reader, seconds: float, budget: int, sms: int) -> torch.Tensor:

@@ -63,7 +63,10 @@ def test_hits_that_a_prefetch_adds(
     hits.main(["--tiny", "--out", str(tmp_path)])
     lines = (tmp_path / "prefetch_hits.jsonl").read_text().splitlines()[1:]
     found = [json.loads(line) for line in lines]
-    assert [row["case"] for row in found] == ["tiny", "tiny", "tiny keys", "tiny keys"]
+    cases = ["tiny", "tiny, kept", "tiny keys"]
+    assert [row["case"] for row in found] == [case for case in cases for _ in range(2)]
+    with pytest.raises(SystemExit):
+        hits.main(["--tiny", "--readers", "no such", "--out", str(tmp_path)])
     for plain, row in zip(found[::2], found[1::2], strict=True):
         assert plain["value"] is None and plain["impl"] == "none"
         at = row["params"]
