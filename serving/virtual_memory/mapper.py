@@ -6,14 +6,14 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
 
 from warploom import forks
 from warploom.errors import ForbiddenUnderCapture
-from warploom.memory_errors import MemoryClosed, OtherProcess
+from warploom.memory_errors import MemoryClosed, OtherProcess, PageFailed
 from warploom.runtime.tensors.unmapped import may_lack_memory
 from warploom.serving.virtual_memory.driver import Addresses, Driver
 from warploom.serving.virtual_memory.geometry import Geometry
@@ -235,26 +235,31 @@ class Mapper:
             )
 
     def close(self) -> None:
-        """Give everything back; models that are left lose their pages. Again does nothing."""
+        """Give everything back; models that are left lose their pages. Again does nothing.
+
+        Raises:
+            PageFailed: the driver refuses; the pool stays open, and closing can be tried again.
+        """
         if self._closed or os.getpid() != self._owner:
             return
         self._driver.refuse_under_capture("a memory pool cannot be closed")
-        if self._thread is not None:  # it may be the one that calls
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        thread, self._thread = self._thread, None  # a pool that stays open makes another
+        if thread is not None:  # it may be the one that calls
+            thread.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             for tenant in list(self._tenants.values()):
                 self._remove(tenant)
-            for handle in self._handles.values():
-                self._driver.destroy(handle)
-            self._handles.clear()
+            for page in list(self._handles):
+                self._driver.destroy(self._handles[page])
+                del self._handles[page]
             self._driver.close()
             self._closed = True
 
     def close_or_leave(self) -> None:
-        """`close` for finalizers: under capture it is left to the next call of any pool."""
+        """`close` for finalizers: what is refused is left to the next call of any pool."""
         try:
             self.close()
-        except ForbiddenUnderCapture:
+        except (ForbiddenUnderCapture, PageFailed):
             _left.append(self)
 
     @contextmanager
@@ -267,7 +272,8 @@ class Mapper:
             if self._closed:
                 raise MemoryClosed(what="the memory pool")
             while self._abandoned:
-                self._remove(self._abandoned.popleft())
+                with suppress(PageFailed):  # no matter of this call: whoever maps next tries again
+                    self._remove(self._abandoned.popleft())
             yield
 
     def _remove(self, tenant: Tenant) -> None:

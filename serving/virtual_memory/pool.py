@@ -89,7 +89,13 @@ class MemoryPool:
         return sum(map(self._mapper.trim, self._mapper.models())) * self.page_bytes
 
     def close(self) -> None:
-        """Give the memory back; caches that are open lose theirs. Closing again does nothing."""
+        """Give the memory back; caches that are open lose theirs. Closing again does nothing.
+
+        Raises:
+            PageFailed: the driver refuses to unmap or to give back a page. The pool stays open,
+                some of its caches are closed; close it again.
+            ForbiddenUnderCapture: a CUDA graph is being captured.
+        """
         self._mapper.close()
 
     def __enter__(self) -> MemoryPool:
