@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,6 +126,30 @@ def test_what_the_driver_refuses_is_undone(driver: FakeDriver) -> None:
             assert len(driver.mapped) == 4
             cache.release(refused)
             cache.trim()
+
+
+@pytest.mark.parametrize("refused", ["cuMemMap", "cuMemSetAccess"])
+@pytest.mark.parametrize("undone", [0, 1, 2])
+def test_what_could_not_be_undone_either_is_undone_before_the_next_map(
+    driver: FakeDriver, refused: str, undone: int
+) -> None:
+    """The made-up driver refuses to map over a page, and to unmap where there is none."""
+    with wl.MemoryPool(10 * PAGE) as memory, cache_of(memory) as cache:
+        cache.reserve("a", 1500)
+        calls = Counter[str]()
+
+        def of_values(name: str) -> bool:
+            calls[name] += 1
+            mapping = name == refused and calls[name] == (4 if refused == "cuMemMap" else 2)
+            return mapping or (name == "cuMemUnmap" and calls[name] == undone + 1)
+
+        driver.fail = of_values
+        with pytest.raises(PageFailed, match=rf"{refused} failed"):
+            cache.grow("a", 1500)
+        mapped = 3 if refused == "cuMemMap" else 4
+        assert len(driver.mapped) == mapped - undone
+        cache.grow("a", 1500)
+        assert len(driver.mapped) == 4 and memory.stats().maps - memory.stats().unmaps == 4
 
 
 def test_a_device_without_memory_leaves_nothing(driver: FakeDriver) -> None:

@@ -118,3 +118,23 @@ def test_a_model_that_nobody_holds_fails_no_call_of_another(
     other.reserve("b", 24)
     other.grow("b", 24)
     assert pool.stats().unmaps == 2, "what was abandoned is unmapped before anything is mapped"
+
+
+def test_keys_whose_values_were_refused_and_that_stay_are_unmapped_before_the_next_map(
+    pool: wl.MemoryPool, refuse: Refuse
+) -> None:
+    """Released in between, their pages are free and may become those of another request."""
+    cache = wl.VirtualCache(pool, **SHAPE)
+    cache.reserve("a", 8)
+    refuse("map", lambda count: count == 2)
+    refuse("unmap", lambda count: count <= 2)
+    with pytest.raises(PageFailed):
+        cache.grow("a", 8)
+    cache.release("a")
+    cache.reserve("b", 16)
+    with pytest.raises(PageFailed):
+        cache.grow("b", 16)
+    assert pool.stats().mapped == 0 and pool.stats().unmaps == 0
+    cache.grow("b", 16)
+    stats = pool.stats()
+    assert (stats.mapped, stats.maps - stats.unmaps) == (4, 4)
