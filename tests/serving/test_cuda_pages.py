@@ -14,7 +14,13 @@ from support.fake_driver import PAGE, FakeDriver, install
 
 import warploom as wl
 from warploom.errors import ForbiddenUnderCapture, NoCudaCompiler
-from warploom.memory_errors import NoVirtualMemory, OutOfPages, OutOfSlots, PageFailed
+from warploom.memory_errors import (
+    BudgetTooLarge,
+    NoVirtualMemory,
+    OutOfPages,
+    OutOfSlots,
+    PageFailed,
+)
 from warploom.runtime.devices import cuda
 from warploom.serving.virtual_memory import cuda_driver, pool
 
@@ -27,6 +33,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     made = FakeDriver()
     install(monkeypatch, made)
     monkeypatch.setattr(pool, "resolve_device", lambda device: CUDA)
+    monkeypatch.setattr(pool, "_memory_of", lambda device: 100 * PAGE)
     yield made
     monkeypatch.setattr(cuda_driver, "refuse_under_capture", lambda *args: None)
     gc.collect()
@@ -227,7 +234,15 @@ def test_nothing_is_mapped_or_unmapped_under_capture(
     memory.close()
 
 
+def test_a_budget_beyond_the_device_is_refused_before_anything_is_made(driver: FakeDriver) -> None:
+    with pytest.raises(BudgetTooLarge, match=rf"{100 * PAGE + 1}; cuda:0 has {100 * PAGE} bytes"):
+        wl.MemoryPool(100 * PAGE + 1, preallocate=False)
+    assert driver.calls == []
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_memory_of", lambda device: 100 * PAGE)
+
     def missing(name: str) -> None:
         raise ImportError(name)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import warploom as wl
-from warploom.memory_errors import MemoryClosed, PageFailed
+from warploom.memory_errors import BudgetTooLarge, MemoryClosed, PageFailed
 from warploom.serving.virtual_memory import host_driver
+from warploom.serving.virtual_memory import pool as pools
 
 PAGE = 4096
 SHAPE: dict[str, Any] = {
@@ -138,3 +141,21 @@ def test_keys_whose_values_were_refused_and_that_stay_are_unmapped_before_the_ne
     cache.grow("b", 16)
     stats = pool.stats()
     assert (stats.mapped, stats.maps - stats.unmaps) == (4, 4)
+
+
+@pytest.mark.parametrize("preallocate", [True, False])
+def test_a_budget_beyond_the_machine_is_refused_before_anything_is_taken(
+    monkeypatch: pytest.MonkeyPatch, preallocate: bool
+) -> None:
+    """The machine is made small, so that a pool that is taken all the same harms nobody."""
+    monkeypatch.setattr(pools, "_memory_of", lambda device: 8 * PAGE)
+    made: dict[str, Any] = {"device": "cpu", "page_bytes": PAGE, "preallocate": preallocate}
+    with pytest.raises(BudgetTooLarge, match=r"is 36864; the machine has 32768 .* smaller pool"):
+        wl.MemoryPool(9 * PAGE, **made)
+    wl.MemoryPool(8 * PAGE, **made).close()
+
+
+def test_the_memory_of_the_machine_is_what_the_system_says() -> None:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    told = next(line for line in lines if line.startswith("MemTotal"))
+    assert pools._memory_of(torch.device("cpu")) == int(told.split()[1]) * 1024
