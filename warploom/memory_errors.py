@@ -37,6 +37,13 @@ class BudgetTooSmall(VirtualMemoryError, ArgumentError):
     message = "{name} is {got} bytes; expected at least {needed}, {what}."
 
 
+class BudgetTooLarge(VirtualMemoryError, ArgumentError):
+    message = (
+        "num_bytes is {got}; {device} has {total} bytes of memory in all. Make a smaller pool, and "
+        "leave some for the model."
+    )
+
+
 class OutOfPages(VirtualMemoryError):
     """Base of the two reasons why a model gets no more pages; nothing has changed."""
 

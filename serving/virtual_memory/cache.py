@@ -325,11 +325,14 @@ class VirtualCache:
                 call that maps or closes, of any model, tries again.
             ForbiddenUnderCapture, OtherProcess: as `reserve`.
         """
-        if self._tenant.is_open:
-            self._mapper.remove(self._tenant)
-        self._forget.detach()
-        self._requests.clear()
-        self._views = None
+        try:
+            if self._tenant.is_open:
+                self._mapper.remove(self._tenant)
+        finally:
+            if not self._tenant.is_open:  # also where the driver refused to unmap
+                self._forget.detach()
+                self._requests.clear()
+                self._views = None
 
     def __enter__(self) -> VirtualCache:
         return self

@@ -38,6 +38,7 @@ class CudaDriver:
         """
         self._driver = driver = load_driver()
         self._device = device
+        self._bare = set[int]()  # addresses without a page, of calls that were refused midway
         with torch.cuda.device(device):
             torch.cuda.current_stream().query()  # makes the device's context current
             self._context = self._call("cuCtxGetCurrent")
@@ -100,14 +101,18 @@ class CudaDriver:
                 mapped += 1
             self._call("cuMemSetAccess", address, mapped * size, [self._access], 1)
         except PageFailed:
-            self.unmap(address, mapped)
+            self._bare.update(address + i * size for i in range(mapped, len(handles)))
             raise
 
     def unmap(self, address: int, pages: int) -> None:
         # page by page: a range that was mapped by one call cannot be unmapped in part, nor does
         # the driver promise to unmap several at once
-        for i in range(pages):
-            self._call("cuMemUnmap", address + i * self.page_bytes, self.page_bytes)
+        places = range(address, address + pages * self.page_bytes, self.page_bytes)
+        for place in places:
+            if place not in self._bare:
+                self._call("cuMemUnmap", place, self.page_bytes)
+                self._bare.add(place)
+        self._bare.difference_update(places)
 
     def fence(self) -> Any:
         flags = int(self._driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
@@ -147,8 +152,8 @@ class CudaDriver:
         """
         handle = self.create(0)
         try:
-            self.map(addresses.first, [handle])
             try:
+                self.map(addresses.first, [handle])
                 return torch.as_tensor(_Exported(addresses), device=self._device)
             finally:
                 self.unmap(addresses.first, 1)

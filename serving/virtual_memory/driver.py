@@ -17,7 +17,9 @@ from warploom.tables import in_bytes
 class Driver(Protocol):
     """Addresses, pages, and pages at addresses. The calls of one driver follow one another.
 
-    What the driver refuses is an error of `warploom.memory_errors`, and has changed nothing.
+    What the driver refuses is an error of `warploom.memory_errors`, and has changed nothing; but
+    `map` and `unmap` may have come to the middle. Either is followed by `unmap` with the same
+    address and as many pages, as often as it is refused, before anything else is mapped there.
 
     Attributes:
         page_bytes: size of a page.

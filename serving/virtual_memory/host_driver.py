@@ -81,7 +81,6 @@ class HostDriver:
                 at, size = address + place * self.page_bytes, pages * self.page_bytes
                 _mmap(at, size, _READ_WRITE, flags, self._file, offset)
         except OSError as error:
-            self.unmap(address, len(handles))
             raise self._failed("mmap", len(handles), error) from error
 
     def unmap(self, address: int, pages: int) -> None:

@@ -6,14 +6,15 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from warploom import forks
 from warploom.errors import ForbiddenUnderCapture
-from warploom.memory_errors import MemoryClosed, OtherProcess
+from warploom.memory_errors import MemoryClosed, OtherProcess, PageFailed
 from warploom.runtime.tensors.unmapped import may_lack_memory
 from warploom.serving.virtual_memory.driver import Addresses, Driver
 from warploom.serving.virtual_memory.geometry import Geometry
@@ -69,7 +70,8 @@ class PoolStats:
         page_bytes: of a page.
         pages: of the pool; the next four add up to it.
         free, allocated, mapped, reusable: pages in each state.
-        maps, unmaps: pages that the driver has mapped and unmapped since the pool was made.
+        maps, unmaps: pages that the driver has mapped and unmapped since the pool was made; what
+            it has mapped in part, and unmapped therefore, too.
         reuses: pages that requests took over from earlier ones without the driver.
         models: those that share the pool.
     """
@@ -89,8 +91,8 @@ class PoolStats:
 class Mapper:
     """All that models do with their pool. Any thread may, one after another.
 
-    Between two calls, what the driver has mapped is what the ledger says, apart from `unmaps` that
-    are still to be done.
+    Between two calls, what the driver has mapped is what the ledger says, apart from what is still
+    to be unmapped, since the driver has refused it: `unmaps` of the ledger, and `_due`.
     """
 
     def __init__(self, driver: Driver, ledger: Ledger, preallocate: bool) -> None:
@@ -108,7 +110,7 @@ class Mapper:
         self._thread: ThreadPoolExecutor | None = None
         self._closed = False
         self._maps = self._unmaps = 0
-        self._planes_unmapped = 0  # of the first entry of `unmaps`
+        self._due: deque[tuple[int, int, Any]] = deque()  # to unmap: address, pages, fence
         try:
             for page in range(ledger.num_pages if preallocate else 0):
                 self._handle(page)
@@ -235,26 +237,31 @@ class Mapper:
             )
 
     def close(self) -> None:
-        """Give everything back; models that are left lose their pages. Again does nothing."""
+        """Give everything back; models that are left lose their pages. Again does nothing.
+
+        Raises:
+            PageFailed: the driver refuses; the pool stays open, and closing can be tried again.
+        """
         if self._closed or os.getpid() != self._owner:
             return
         self._driver.refuse_under_capture("a memory pool cannot be closed")
-        if self._thread is not None:  # it may be the one that calls
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        thread, self._thread = self._thread, None  # a pool that stays open makes another
+        if thread is not None:  # it may be the one that calls
+            thread.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             for tenant in list(self._tenants.values()):
                 self._remove(tenant)
-            for handle in self._handles.values():
-                self._driver.destroy(handle)
-            self._handles.clear()
+            for page in list(self._handles):
+                self._driver.destroy(self._handles[page])
+                del self._handles[page]
             self._driver.close()
             self._closed = True
 
     def close_or_leave(self) -> None:
-        """`close` for finalizers: under capture it is left to the next call of any pool."""
+        """`close` for finalizers: what is refused is left to the next call of any pool."""
         try:
             self.close()
-        except ForbiddenUnderCapture:
+        except (ForbiddenUnderCapture, PageFailed):
             _left.append(self)
 
     @contextmanager
@@ -267,7 +274,8 @@ class Mapper:
             if self._closed:
                 raise MemoryClosed(what="the memory pool")
             while self._abandoned:
-                self._remove(self._abandoned.popleft())
+                with suppress(PageFailed):  # no matter of this call: whoever maps next tries again
+                    self._remove(self._abandoned.popleft())
             yield
 
     def _remove(self, tenant: Tenant) -> None:
@@ -295,34 +303,37 @@ class Mapper:
         if rows <= 0:
             return
         self._flush()
-        done: list[int] = []
+        tried: list[int] = []
         try:
             for plane in range(planes):
                 pages = span.pages[first * planes + plane : span.held * planes : planes]
-                address = tenant.address(span, plane, first)
-                self._driver.map(address, [self._handle(page) for page in pages])
-                done.append(address)
+                handles = [self._handle(page) for page in pages]
+                tried.append(tenant.address(span, plane, first))
+                self._driver.map(tried[-1], handles)
         except BaseException:
-            for address in done:
-                self._driver.unmap(address, rows)
+            self._due.extend((address, rows, None) for address in tried)
+            with suppress(PageFailed):  # the first refusal is told
+                self._flush()
             raise
-        self._maps += rows * planes
+        finally:
+            self._maps += rows * len(tried)
         self._ledger.map_held(span)
 
     def _flush(self) -> None:
         """Unmap what the ledger has taken from spans. What fails is tried again the next time."""
-        unmaps = self._ledger.unmaps
-        while unmaps:
-            unmap = unmaps[0]
+        while self._ledger.unmaps:
+            unmap = self._ledger.unmaps.popleft()
             tenant = self._tenants[unmap.span.model]
-            self._driver.wait(unmap.fence)
-            while self._planes_unmapped < tenant.model.planes:
-                address = tenant.address(unmap.span, self._planes_unmapped, unmap.first)
-                self._driver.unmap(address, unmap.rows)
-                self._planes_unmapped += 1
-            self._unmaps += unmap.rows * tenant.model.planes
-            self._planes_unmapped = 0
-            unmaps.popleft()
+            for plane in range(tenant.model.planes):
+                address = tenant.address(unmap.span, plane, unmap.first)
+                fence = None if plane else unmap.fence  # behind the first, it has passed
+                self._due.append((address, unmap.rows, fence))
+        while self._due:
+            address, pages, fence = self._due[0]
+            self._driver.wait(fence)
+            self._driver.unmap(address, pages)
+            self._unmaps += pages
+            self._due.popleft()
         # not before: a model that is gone has its addresses until no page is there
         for tenant in [one for one in self._tenants.values() if not one.is_open]:
             del self._tenants[tenant.model]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import TYPE_CHECKING
 
 import torch
 
 from warploom.errors import ArgumentError
-from warploom.memory_errors import BudgetTooSmall
+from warploom.memory_errors import BudgetTooLarge, BudgetTooSmall
 from warploom.runtime.declaring.declare import checked_count, checked_flag
 from warploom.runtime.devices.device import resolve_device
 from warploom.serving.virtual_memory.driver import Driver
@@ -56,6 +57,7 @@ class MemoryPool:
 
         Raises:
             BudgetTooSmall: less than a page.
+            BudgetTooLarge: more than the memory of the device, or of the machine, in all.
             ArgumentError: arguments of a wrong type, or pages of a size that there is not.
             NoGpu, NoCudaCompiler: the device or its driver's package is missing.
             NoVirtualMemory: the device cannot.
@@ -66,6 +68,10 @@ class MemoryPool:
             checked_count("page_bytes", page_bytes)
         preallocate = checked_flag("preallocate", preallocate)
         self.device = resolve_device(device)
+        total = _memory_of(self.device)
+        if num_bytes > total:
+            device = "the machine" if self.device.type == "cpu" else self.device
+            raise BudgetTooLarge(got=num_bytes, device=device, total=total)
         driver = _driver(self.device, page_bytes, num_bytes)
         self.page_bytes = driver.page_bytes
         self.num_pages = num_bytes // self.page_bytes
@@ -89,7 +95,13 @@ class MemoryPool:
         return sum(map(self._mapper.trim, self._mapper.models())) * self.page_bytes
 
     def close(self) -> None:
-        """Give the memory back; caches that are open lose theirs. Closing again does nothing."""
+        """Give the memory back; caches that are open lose theirs. Closing again does nothing.
+
+        Raises:
+            PageFailed: the driver refuses to unmap or to give back a page. The pool stays open,
+                some of its caches are closed; close it again.
+            ForbiddenUnderCapture: a CUDA graph is being captured.
+        """
         self._mapper.close()
 
     def __enter__(self) -> MemoryPool:
@@ -119,6 +131,13 @@ class MemoryPool:
             table.add_row(model.name, str(model.requests), *sizes)
         table.add_row("free", "", in_bytes(stats.free * stats.page_bytes), "", "", "")
         return table
+
+
+def _memory_of(device: torch.device) -> int:
+    """Bytes in all: a CPU hands out what it does not have, and then ends processes."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _driver(device: torch.device, page_bytes: int | None, num_bytes: int) -> Driver:

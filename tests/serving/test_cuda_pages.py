@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,13 @@ from support.fake_driver import PAGE, FakeDriver, install
 
 import warploom as wl
 from warploom.errors import ForbiddenUnderCapture, NoCudaCompiler
-from warploom.memory_errors import NoVirtualMemory, OutOfPages, OutOfSlots, PageFailed
+from warploom.memory_errors import (
+    BudgetTooLarge,
+    NoVirtualMemory,
+    OutOfPages,
+    OutOfSlots,
+    PageFailed,
+)
 from warploom.runtime.devices import cuda
 from warploom.serving.virtual_memory import cuda_driver, pool
 
@@ -26,6 +33,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     made = FakeDriver()
     install(monkeypatch, made)
     monkeypatch.setattr(pool, "resolve_device", lambda device: CUDA)
+    monkeypatch.setattr(pool, "_memory_of", lambda device: 100 * PAGE)
     yield made
     monkeypatch.setattr(cuda_driver, "refuse_under_capture", lambda *args: None)
     gc.collect()
@@ -127,6 +135,30 @@ def test_what_the_driver_refuses_is_undone(driver: FakeDriver) -> None:
             cache.trim()
 
 
+@pytest.mark.parametrize("refused", ["cuMemMap", "cuMemSetAccess"])
+@pytest.mark.parametrize("undone", [0, 1, 2])
+def test_what_could_not_be_undone_either_is_undone_before_the_next_map(
+    driver: FakeDriver, refused: str, undone: int
+) -> None:
+    """The made-up driver refuses to map over a page, and to unmap where there is none."""
+    with wl.MemoryPool(10 * PAGE) as memory, cache_of(memory) as cache:
+        cache.reserve("a", 1500)
+        calls = Counter[str]()
+
+        def of_values(name: str) -> bool:
+            calls[name] += 1
+            mapping = name == refused and calls[name] == (4 if refused == "cuMemMap" else 2)
+            return mapping or (name == "cuMemUnmap" and calls[name] == undone + 1)
+
+        driver.fail = of_values
+        with pytest.raises(PageFailed, match=rf"{refused} failed"):
+            cache.grow("a", 1500)
+        mapped = 3 if refused == "cuMemMap" else 4
+        assert len(driver.mapped) == mapped - undone
+        cache.grow("a", 1500)
+        assert len(driver.mapped) == 4 and memory.stats().maps - memory.stats().unmaps == 4
+
+
 def test_a_device_without_memory_leaves_nothing(driver: FakeDriver) -> None:
     created: list[str] = []
 
@@ -202,7 +234,15 @@ def test_nothing_is_mapped_or_unmapped_under_capture(
     memory.close()
 
 
+def test_a_budget_beyond_the_device_is_refused_before_anything_is_made(driver: FakeDriver) -> None:
+    with pytest.raises(BudgetTooLarge, match=rf"{100 * PAGE + 1}; cuda:0 has {100 * PAGE} bytes"):
+        wl.MemoryPool(100 * PAGE + 1, preallocate=False)
+    assert driver.calls == []
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_memory_of", lambda device: 100 * PAGE)
+
     def missing(name: str) -> None:
         raise ImportError(name)
 
