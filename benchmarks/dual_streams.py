@@ -6,7 +6,8 @@ A layer is attention, a transfer, an MLP and a transfer, as with experts on othe
 decodes over 4k keys, or a chunk of 2,048 rows. On one stream they follow one another; on two, each
 half's transfers run beside the computation of the other half, in the order of `DualStreams`. A
 transfer is a kernel that holds 16 SMs for as long as a link of the device would take; with
-`sm_limit` attention leaves these to it (products of torch ask for all). Beside each figure stands
+`sm_limit` attention has as many CTAs fewer as these SMs hold; where an SM holds two, which SMs that
+frees is left to the device, and products of torch ask for all. Beside each figure stands
 what `warploom.simulate` makes of the times of the parts, each measured alone. A step is one graph.
 """
 
@@ -99,10 +100,12 @@ class Part:
     """A whole batch, or a micro-batch, with a plan of its own."""
 
     def __init__(self, model: Model, batch: Batch, leaves: int = 0) -> None:
-        """Args:
-        model: whose layers it goes through.
-        batch: its requests.
-        leaves: SMs that attention leaves to others.
+        """Plan it.
+
+        Args:
+            model: whose layers it goes through.
+            batch: its requests.
+            leaves: as many CTAs as so many SMs hold get no work of attention.
         """
         shape = model.shape
         self._model, self.rows = model, batch.rows

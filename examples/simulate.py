@@ -5,7 +5,7 @@ on the host is assumed. Planning ahead hides the host behind the device; the dev
 it less to do. Nothing is computed but times, so it runs anywhere, and each run gives the same ones.
 """
 
-from pathlib import Path
+import sys
 
 import rich
 from rich.table import Table
@@ -32,7 +32,7 @@ SCHEDULES = {
 }
 
 
-def main() -> None:
+def main(path: str = "") -> None:
     costs = RooflineCosts(MODEL, vocabulary=151_936, engine=HOST)
     requests = synthetic(300, rate=18.0, prompt=900, output=150, spread=0.6, seed=0)
     ran = {name: simulate(requests, costs, one, limits=LIMITS) for name, one in SCHEDULES.items()}
@@ -49,10 +49,10 @@ def main() -> None:
     print(f"a step ahead takes {hidden:.2f} ms off each token")
     extra = 1e3 * (planned.tpot(0.5) - ahead.tpot(0.5))
     print(f"the device's planner {'adds' if extra > 0 else 'saves'} {abs(extra):.3f} ms more")
-    path = Path("ahead.json")
-    ahead.timeline.write(str(path))
-    print(f"wrote {path}: open it in Perfetto")
+    if path:
+        ahead.timeline.write(path)
+        print(f"wrote {path}: open it in Perfetto")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:2])  # a file for Perfetto, such as ahead.json
