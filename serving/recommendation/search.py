@@ -148,7 +148,7 @@ class BeamSearch:
             raise NoNumbers(beam=int(wrong.argmax()))
         values[host_most == -np.inf] = -np.inf  # of a beam that leads nowhere; softmax gave NaN
         totals = self._scores[:, None] + values
-        top = sorted_top_k(totals, min(self.width, totals.size))
+        top = sorted_top_k(totals, min(self.width, totals.size), assume_sorted=True)
         kept = int((top.scores > -np.inf).sum())
         if not kept:
             raise NoValidItem(reason=f"logits of step {self.level} forbid all tokens that lead on")

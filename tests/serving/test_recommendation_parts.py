@@ -81,6 +81,19 @@ def test_candidates_that_cannot_be_sorted_are_refused(
             select(scores, count)
 
 
+@pytest.mark.parametrize("few", [0, 4096], ids=["walk", "sort"])
+@pytest.mark.parametrize("select", [sorted_top_k, heap_top_k])
+def test_candidates_in_another_order_are_refused(
+    select: Callable[..., TopK], few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(top_k, "_FEW", few)
+    with pytest.raises(refusals.Unsorted, match=r"beam 1 rise from 0\.0 to 5\.0"):
+        select(np.array([[2.0, 2.0, 1.0], [3.0, 0.0, 5.0]]), 2)
+    ends = np.array([[2.0, -np.inf, np.nan], [1.0, -np.inf, -np.inf]])
+    assert select(ends, 2).scores.tolist() == [2.0, 1.0]
+    assert select(-np.sort(-ends[:, :2]), 2, assume_sorted=True).beams.tolist() == [0, 1]
+
+
 @settings(max_examples=40)
 @given(st.lists(st.tuples(*[st.integers(0, VOCAB - 1)] * 3), min_size=1, max_size=60))
 def test_a_table_has_the_given_items_and_no_others(given_items: list[tuple[int, ...]]) -> None:
