@@ -7,7 +7,6 @@ is the last page, where it is not full. With pages of one token there is no such
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +37,7 @@ class Copies(NamedTuple):
     tokens: int
     page_size: int
 
-    def apply(self, *caches: torch.Tensor | Sequence[torch.Tensor]) -> None:
+    def apply(self, *caches: torch.Tensor | tuple[torch.Tensor, ...] | list[torch.Tensor]) -> None:
         """Copy within these tensors, whose first dimension counts pages.
 
         Whole pages are copied: where a page has its tokens differs between layouts.
