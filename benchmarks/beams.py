@@ -154,9 +154,9 @@ def full_sort(scores: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
 
 
 def best_by(
-    select: Callable[[Any, int], TopK], scores: np.ndarray[Any, Any], count: int
+    select: Callable[..., TopK], scores: np.ndarray[Any, Any], count: int
 ) -> np.ndarray[Any, Any]:
-    return select(scores, count).scores
+    return select(scores, count, assume_sorted=True).scores
 
 
 def best_on_device(scores: torch.Tensor, count: int) -> np.ndarray[Any, Any]:

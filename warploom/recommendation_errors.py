@@ -26,6 +26,13 @@ class TooFewCandidates(ArgumentError):
     )
 
 
+class Unsorted(ArgumentError):
+    message = (
+        "scores of beam {beam} rise from {before} to {behind}, and each row is to be in descending "
+        "order. Sort it, as torch.topk does: -numpy.sort(-scores, axis=1)."
+    )
+
+
 class WidthChanged(ArgumentError):
     message = (
         "{name} has {got} rows, but there are {expected} beams now. Each step takes one row for "

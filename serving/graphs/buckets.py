@@ -25,9 +25,12 @@ class Buckets:
         checked_count("Bounds.max_q_rows", most)
         if sizes is None:
             sizes = [*(2**i for i in range(most.bit_length())), most]
-        found = sorted(set(sizes))
-        for size in found:
+        if not isinstance(sizes, Iterable) or isinstance(sizes, str):
+            raise ArgumentError(name="buckets", reason=f"is {sizes!r}; expected several, as [1, 4]")
+        given = list(sizes)
+        for size in given:
             checked_count("buckets", size, most)
+        found = sorted(set(given))
         if not found:
             raise ArgumentError(name="buckets", reason="is empty; expected numbers of rows")
         self.sizes = tuple(found)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from warploom.errors import ArgumentError, WrongDevice, WrongDType, WrongShape
+from warploom.errors import ArgumentError, WarploomError, WrongDevice, WrongDType, WrongShape
 from warploom.graph_errors import NotStatic, WrongInputs
 from warploom.runtime.declaring.declare import checked_count
 from warploom.serving.graphs.pieces import Flow
@@ -23,7 +23,8 @@ class GraphInput:
         dtype: of its numbers.
         shape: of one row; () is a number.
         pad: what rows have that fill a batch up to its bucket; they must be as good as any others
-            to the step, such as a token that exists.
+            to the step, such as a token that exists. A pad beyond an embedding's rows is an
+            IndexError of the step, in `warm_up` or at the first batch that is padded.
     """
 
     dtype: torch.dtype
@@ -40,12 +41,18 @@ class Inputs:
 
     def __init__(self, declared: Mapping[str, GraphInput], most: int, device: torch.device) -> None:
         """Allocate them; raises ArgumentError and WrongInputs."""
+        if not isinstance(declared, Mapping):
+            reason = f"is of type {type(declared).__name__}; expected {{name: GraphInput(...)}}"
+            raise ArgumentError(name="inputs", reason=reason)
         if not declared:
             raise WrongInputs(reason="are none", known="at least one")
         for name, one in declared.items():
             if not isinstance(one, GraphInput) or not isinstance(one.dtype, torch.dtype):
                 reason = f"is {one!r}; expected GraphInput(dtype, shape of a row)"
                 raise ArgumentError(name=f"inputs[{name!r}]", reason=reason)
+            if not isinstance(one.shape, (tuple, list)):
+                reason = f"is {one.shape!r}; expected a tuple: () for a number, or ({one.shape!r},)"
+                raise ArgumentError(name=f"inputs[{name!r}].shape", reason=reason)
             for size in one.shape:
                 checked_count(f"inputs[{name!r}].shape", size)
             _check_pad(name, one)
@@ -105,6 +112,16 @@ class Inputs:
             for name, one in self._declared.items():
                 self.buffers[name][rows : self._filled].fill_(one.pad)
         self._filled = rows
+
+    def note_padding(self, error: Exception) -> None:
+        """Say in an error of the step what it was called with, from Python 3.11 on."""
+        if isinstance(error, WarploomError) or not hasattr(error, "add_note"):
+            return
+        told = ", ".join(f"{name}={one.pad!r}" for name, one in self._declared.items())
+        error.add_note(
+            f"GraphPool.warm_up() called the step with rows of padding, {told}: pad of each "
+            "GraphInput must be as good to the step as any other, such as a token that exists."
+        )
 
     def clear(self) -> None:
         """Leave padding alone."""

@@ -210,6 +210,9 @@ class GraphPool:
                         break
                     except CaptureFailed as error:
                         self._refuse(mode, rows, error)  # so that another mode is chosen
+                    except Exception as error:
+                        self._inputs.note_padding(error)
+                        raise
         return sum(key in self._store for key in wanted)
 
     def stats(self) -> GraphStats:

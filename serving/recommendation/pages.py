@@ -29,25 +29,51 @@ class Copies(NamedTuple):
     Attributes:
         source, target: int64 [copies]; no page is a source and a target.
         tokens: how many of each page are filled, 0 where nothing is copied.
+        page_size: tokens of a page.
     """
 
     source: Ints
     target: Ints
     tokens: int
+    page_size: int
 
-    def apply(self, *caches: torch.Tensor) -> None:
+    def apply(self, *caches: torch.Tensor | tuple[torch.Tensor, ...] | list[torch.Tensor]) -> None:
         """Copy within these tensors, whose first dimension counts pages.
 
         Whole pages are copied: where a page has its tokens differs between layouts.
+
+        Args:
+            caches: [pages, ..], one of the other dimensions the page size; or pairs (k, v) of
+                such, as `append` and `run` take them.
+
+        Raises:
+            ArgumentError: no tensors.
+            WrongShape: pages of another size, or fewer of them than are listed. Nothing is copied.
         """
         if len(self.source):
-            for cache in caches:
+            pairs = [one if isinstance(one, (tuple, list)) else [one] for one in caches]
+            tensors = [tensor for pair in pairs for tensor in pair]
+            for number, cache in enumerate(tensors):
+                self._check(f"caches[{number}]", cache)
+            for cache in tensors:
                 if cache.element_size() == 1:
                     cache = cache.view(torch.uint8)  # torch selects no 8-bit floats on a CPU
                 source, target = (
                     torch.from_numpy(pages).to(cache.device) for pages in (self.source, self.target)
                 )
                 cache.index_copy_(0, target, cache.index_select(0, source))
+
+    def _check(self, name: str, cache: object) -> None:
+        if not isinstance(cache, torch.Tensor):
+            reason = f"is of type {type(cache).__name__}; expected a tensor, or a pair (k, v)"
+            raise ArgumentError(name=name, reason=reason)
+        shape, last = tuple(cache.shape), int(max(self.source.max(), self.target.max()))
+        if self.page_size not in shape[1:]:
+            size = f"{self.page_size} tokens, as page_size of BeamPages says"
+            raise WrongShape(name=name, got=shape, expected=f"(pages, ..) with pages of {size}")
+        if shape[0] <= last:
+            expected = f"(pages, ..) with more than {last} pages, for page {last} is listed"
+            raise WrongShape(name=name, got=shape, expected=expected)
 
 
 class BeamPages:
@@ -131,7 +157,7 @@ class BeamPages:
         else:
             suffix = np.concatenate((suffix, free[:needed, None]), axis=1)
         self._suffix, self.length = suffix, self.length + 1
-        return Copies(source, suffix[writes, -1] if filled else source, filled)
+        return Copies(source, suffix[writes, -1] if filled else source, filled, self.page_size)
 
     def tables(self) -> dict[str, Any]:
         """Arguments of `plan` and `append`: kv_indptr, kv_indices and last_page_len, all int32."""

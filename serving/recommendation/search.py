@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from warploom.errors import WrongDType, WrongShape
+from warploom.errors import ArgumentError, WrongDType, WrongShape
 from warploom.recommendation_errors import NoNumbers, NoValidItem, SearchDone, WidthChanged
 from warploom.runtime.declaring.declare import checked_count
 from warploom.serving.recommendation.items import ItemMask, ItemTable
@@ -77,9 +77,12 @@ class BeamSearch:
                 which nothing is missed; fewer are faster.
 
         Raises:
-            ArgumentError: counts below one.
+            ArgumentError: counts below one, or no mask.
             WidthChanged: the mask has fewer rows.
         """
+        if not isinstance(mask, ItemMask):
+            reason = f"is of type {type(mask).__name__}; expected ItemMask(table of items, width)"
+            raise ArgumentError(name="mask", reason=reason)
         checked_count("width", width)
         if width > mask.width:
             raise WidthChanged(name="the mask", got=mask.width, expected=f"up to {width}")
@@ -133,10 +136,12 @@ class BeamSearch:
 
         Raises:
             SearchDone: all tokens are chosen.
+            ArgumentError: no tensor.
             WidthChanged, WrongShape, WrongDType: other logits than these.
             NoNumbers: NaN or +inf.
             NoValidItem: every token that leads to an item is forbidden.
         """
+        self._check_kind(logits)
         mask = self.prepare()
         self._check(logits)
         masked = logits + mask  # float32 at least
@@ -148,7 +153,7 @@ class BeamSearch:
             raise NoNumbers(beam=int(wrong.argmax()))
         values[host_most == -np.inf] = -np.inf  # of a beam that leads nowhere; softmax gave NaN
         totals = self._scores[:, None] + values
-        top = sorted_top_k(totals, min(self.width, totals.size))
+        top = sorted_top_k(totals, min(self.width, totals.size), assume_sorted=True)
         kept = int((top.scores > -np.inf).sum())
         if not kept:
             raise NoValidItem(reason=f"logits of step {self.level} forbid all tokens that lead on")
@@ -171,6 +176,12 @@ class BeamSearch:
             raise SearchDone(steps=steps, remedy=remedy)
         numbers, tokens = self._items.items(self._nodes)
         return Recommended(numbers, tokens, self._scores.copy())
+
+    @staticmethod
+    def _check_kind(logits: object) -> None:
+        if not isinstance(logits, torch.Tensor):
+            reason = f"are of type {type(logits).__name__}; expected a tensor (torch.as_tensor)"
+            raise ArgumentError(name="logits", reason=reason)
 
     def _check(self, logits: torch.Tensor) -> None:
         if logits.ndim != 2 or logits.shape[1] != self._items.vocab_size:

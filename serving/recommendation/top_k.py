@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from warploom.errors import ArgumentError, WrongDType, WrongShape
-from warploom.recommendation_errors import TooFewCandidates
+from warploom.recommendation_errors import TooFewCandidates, Unsorted
 from warploom.runtime.declaring.declare import checked_count
 from warploom.runtime.tensors.tensors import host_array
 
@@ -41,23 +41,25 @@ class TopK(NamedTuple):
     seen: int
 
 
-def sorted_top_k(scores: Any, count: int) -> TopK:
+def sorted_top_k(scores: Any, count: int, *, assume_sorted: bool = False) -> TopK:
     """The best of the candidates of all beams.
 
     Among equal scores the earlier beam comes first, then the earlier candidate, as in a stable sort
     of all in descending order. -inf is a score like others, and the last one.
 
     Args:
-        scores: [beams, candidates], floating-point, in descending order within each row. That is
-            not checked, for it would be a look at all of them.
+        scores: [beams, candidates], floating-point, in descending order within each row.
         count: how many are wanted.
+        assume_sorted: leave the order unchecked; the check looks at all candidates, and may take as
+            long as the choice. In rows of another order candidates are then missed.
 
     Raises:
         WrongShape, WrongDType: not two dimensions of floating-point numbers.
         TooFewCandidates: fewer candidates than are wanted.
+        Unsorted: a row in another order.
         ArgumentError: no count, or a row that begins with NaN.
     """
-    table = _checked(scores, count)
+    table = _checked(scores, count, assume_sorted)
     flat = table.reshape(-1)
     if len(flat) <= _FEW:
         return _found(table, np.argsort(-flat, kind="stable")[:count], len(flat))
@@ -90,13 +92,13 @@ def _walk(flat: Scores, beams: int, count: int) -> tuple[Ints, int]:
     return held, seen
 
 
-def heap_top_k(scores: Any, count: int) -> TopK:
+def heap_top_k(scores: Any, count: int, *, assume_sorted: bool = False) -> TopK:
     """The same by xLLM's algorithm, step by step; arguments and errors are those of `sorted_top_k`.
 
     The smallest entry of the heap has the least score and, among equals, the last place. What comes
     later with the same score never replaces it, so the first that is no better ends its beam.
     """
-    table = _checked(scores, count)
+    table = _checked(scores, count, assume_sorted)
     heap: list[tuple[float, int]] = []  # (score, -place)
     seen, width = 0, table.shape[1]
     for beam, row in enumerate(table):
@@ -113,7 +115,7 @@ def heap_top_k(scores: Any, count: int) -> TopK:
     return _found(table, places, seen)
 
 
-def _checked(scores: Any, count: int) -> Scores:
+def _checked(scores: Any, count: int, assume_sorted: bool) -> Scores:
     table = host_array(scores, "scores")
     if table.ndim != 2:
         raise WrongShape(name="scores", got=table.shape, expected="(beams, candidates)")
@@ -126,6 +128,11 @@ def _checked(scores: Any, count: int) -> Scores:
     wrong = np.isnan(table[:, 0])
     if wrong.any():
         raise ArgumentError(name="scores", reason=f"row {int(wrong.argmax())} begins with NaN")
+    if not assume_sorted:
+        rising = table[:, 1:] > table[:, :-1]
+        if rising.any():
+            beam, rank = (int(i) for i in np.argwhere(rising)[0])
+            raise Unsorted(beam=beam, before=table[beam, rank], behind=table[beam, rank + 1])
     return table
 
 

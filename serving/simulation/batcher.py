@@ -33,7 +33,8 @@ class Limits:
             if getattr(self, name) < 1:
                 raise BadSetup(name=name, got=getattr(self, name), expected="at least 1")
         if self.rows < self.requests:
-            raise BadSetup(name="rows", got=self.rows, expected=f"at least {self.requests}")
+            expected = f"at least {self.requests}, one for each of requests={self.requests}"
+            raise BadSetup(name="rows", got=self.rows, expected=expected)
 
 
 @dataclass

@@ -106,7 +106,8 @@ class GivenCosts:
         planner_kernel, swap_kernel, last: of the device.
         layers: that are alike.
         rows: for which `sections` hold; a step with fewer takes as much less. 0: any step takes
-            the same.
+            the same, and each micro-batch of `DualStreams` as long as the whole step. None: not
+            told, which is 0 to other schedules, and `DualStreams` refuses.
 
     Raises:
         BadCost: one is negative or not finite.
@@ -121,7 +122,7 @@ class GivenCosts:
     swap_kernel: float = 0.0
     last: float = 0.0
     layers: int = 1
-    rows: int = 0
+    rows: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("schedule", "plan", "output", "planner_kernel", "swap_kernel", "last"):
@@ -132,7 +133,7 @@ class GivenCosts:
             check_kind("a section", section, Section, "Section(name, stream, seconds)")
             check_cost(f"the section {section.name!r}", section.seconds)
         check_cost("layers", self.layers, "layers", above_zero=True)
-        check_cost("rows", self.rows, "rows")
+        check_cost("rows", self.rows or 0, "rows")
 
     def host(self, step: Step) -> HostSeconds:
         return HostSeconds(self.schedule, self.plan, self.output)

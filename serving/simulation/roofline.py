@@ -91,7 +91,8 @@ class RooflineCosts:
 
     Raises:
         BadCost: fewer than one device or group.
-        BadSetup: no such spreading; a model, machine or engine that is none.
+        BadSetup: no such spreading; a model, machine or engine that is none; or a model with
+            counts below 1, or heads that share no whole number of key/value heads.
     """
 
     model: ModelShape
@@ -105,6 +106,7 @@ class RooflineCosts:
     def __post_init__(self) -> None:
         shape = "a ModelShape(name, layers, hidden, heads, kv_heads, ffn)"
         check_kind("model", self.model, ModelShape, f"{shape}, or one of warploom.prefetch.MODELS")
+        _check_shape(self.model)
         machine = "a Machine, such as Machine(chip=warploom.prefetch.H100)"
         check_kind("machine", self.machine, Machine, machine)
         check_kind("engine", self.engine, Engine, "an Engine, such as Engine(schedule=Line(0, 0))")
@@ -207,3 +209,18 @@ class RooflineCosts:
         rows = step.rows if spread_experts else max(batch.rows for batch in step.batches)
         size = self.machine.rates.weight_bytes
         return sum(self._seconds(one, share) for one in self.model.mlp(devices, rows, size))
+
+
+def _check_shape(model: ModelShape) -> None:
+    """Raise BadSetup for a model that there cannot be."""
+    names = ("layers", "hidden", "heads", "kv_heads", "ffn", "head_dim", "experts", "active")
+    for name in names:
+        got = getattr(model, name)
+        if not isinstance(got, int) or isinstance(got, bool) or got < 1:
+            raise BadSetup(name=f"{name} of {model.name}", got=got, expected="an int of at least 1")
+    if model.heads % model.kv_heads:
+        expected = f"a multiple of kv_heads={model.kv_heads}"
+        raise BadSetup(name=f"heads of {model.name}", got=model.heads, expected=expected)
+    if model.active > model.experts:
+        expected = f"at most experts={model.experts}"
+        raise BadSetup(name=f"active of {model.name}", got=model.active, expected=expected)

@@ -13,9 +13,9 @@ from warploom.serving.simulation.balance import Migration, Placement, RoundRobin
 from warploom.serving.simulation.batcher import Limits, Served
 from warploom.serving.simulation.checks import check_kind, check_quantile
 from warploom.serving.simulation.clock import Clock
-from warploom.serving.simulation.costs import ASKED, Costs
+from warploom.serving.simulation.costs import ASKED, Costs, GivenCosts
 from warploom.serving.simulation.engine import Engine, Log
-from warploom.serving.simulation.schedules import Schedule, Serial, check_schedule
+from warploom.serving.simulation.schedules import DualStreams, Schedule, Serial, check_schedule
 from warploom.serving.simulation.timeline import Timeline
 from warploom.simulation_errors import BadSetup, EmptyTrace
 
@@ -150,7 +150,8 @@ def simulate(
     Raises:
         EmptyTrace: no request.
         NeverFits: a request that is larger than a group's cache.
-        BadSetup: an argument of another kind, such as the class of a schedule.
+        BadSetup: an argument of another kind, such as the class of a schedule; or `DualStreams`
+            with `GivenCosts` whose `rows` are not told.
     """
     if not requests:
         raise EmptyTrace(where="the list of requests")
@@ -186,7 +187,19 @@ def _check(
     check_kind("costs", costs, ASKED, "costs, such as GivenCosts(...) or RooflineCosts(model)")
     check_schedule("schedule", schedule)
     check_kind("limits", limits, Limits, "Limits(...), or None")
+    if isinstance(schedule, DualStreams) and schedule.micro_batches > 1:
+        _check_rows(costs)
     check_kind("deployment", deployment, Deployment, "Deployment(...), or None")
+
+
+def _check_rows(costs: Costs) -> None:
+    """Raise BadSetup for costs that do not say what part of a step takes."""
+    if isinstance(costs, GivenCosts) and costs.rows is None:
+        expected = (
+            "the rows of a step that the sections hold for, since DualStreams cuts steps; or 0, "
+            "where each micro-batch takes as long as the whole step"
+        )
+        raise BadSetup(name="rows of GivenCosts", got=None, expected=expected)
 
 
 def _place(served: Served, engines: Sequence[Engine], placement: Placement) -> None:

@@ -44,10 +44,13 @@ class Timeline:
     def write(self, path: Path | str) -> None:
         """As trace events in JSON, which Perfetto opens: an engine is a process, a lane a thread.
 
-        By Chromium's "Trace Event Format", as `wl.trace` writes; times are microseconds.
+        By Chromium's "Trace Event Format", as `wl.trace` writes; times are microseconds. Missing
+        folders are made.
         """
         document = {"traceEvents": list(self._events()), "displayTimeUnit": "ms"}
-        Path(path).write_text(json.dumps(document))
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(document))
 
     def _events(self) -> Iterator[dict[str, Any]]:
         engines: dict[str, int] = {}

@@ -81,6 +81,19 @@ def test_candidates_that_cannot_be_sorted_are_refused(
             select(scores, count)
 
 
+@pytest.mark.parametrize("few", [0, 4096], ids=["walk", "sort"])
+@pytest.mark.parametrize("select", [sorted_top_k, heap_top_k])
+def test_candidates_in_another_order_are_refused(
+    select: Callable[..., TopK], few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(top_k, "_FEW", few)
+    with pytest.raises(refusals.Unsorted, match=r"beam 1 rise from 0\.0 to 5\.0"):
+        select(np.array([[2.0, 2.0, 1.0], [3.0, 0.0, 5.0]]), 2)
+    ends = np.array([[2.0, -np.inf, np.nan], [1.0, -np.inf, -np.inf]])
+    assert select(ends, 2).scores.tolist() == [2.0, 1.0]
+    assert select(-np.sort(-ends[:, :2]), 2, assume_sorted=True).beams.tolist() == [0, 1]
+
+
 @settings(max_examples=40)
 @given(st.lists(st.tuples(*[st.integers(0, VOCAB - 1)] * 3), min_size=1, max_size=60))
 def test_a_table_has_the_given_items_and_no_others(given_items: list[tuple[int, ...]]) -> None:
@@ -175,6 +188,33 @@ def test_pages_of_one_byte_numbers_are_copied(dtype: torch.dtype) -> None:
     assert cache.float().tolist() == [[1, 0]] * 3
 
 
+def test_keys_and_values_apart_are_copied_as_a_pair() -> None:
+    copies = BeamPages([0], 1, [1, 2], page_size=2, width=2).advance([0, 0])
+    k, v = torch.eye(3)[:, :2, None].clone(), torch.ones(3, 1, 2).cumsum(0)
+    copies.apply((k, v), [v.clone()])
+    assert torch.equal(k, torch.eye(3)[:1, :2, None].expand(3, 2, 1))
+    assert torch.equal(v, torch.ones(3, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("cache", "told"),
+    [
+        (torch.zeros(9, 2, 16, 2, 64), "pages of 4 tokens"),
+        (torch.zeros(9), "pages of 4 tokens"),
+        (torch.zeros(3, 4, 2), "more than 3 pages"),
+        ((torch.ones(9, 4), torch.zeros(3, 4)), r"caches\[2\].*more than 3 pages"),
+        (np.zeros((9, 4)), "of type ndarray; expected a tensor"),
+    ],
+    ids=["page size", "no tokens", "pages", "values", "array"],
+)
+def test_caches_that_are_none_of_the_beams_are_left_alone(cache: Any, told: str) -> None:
+    copies = BeamPages([0], 3, [1, 2, 3], page_size=4, width=3).advance([0, 0, 0])
+    fits = torch.arange(36.0).view(9, 4)
+    with pytest.raises(errors.ArgumentError, match=told):
+        copies.apply(fits, cache)
+    assert torch.equal(fits, torch.arange(36.0).view(9, 4))
+
+
 def test_pages_that_do_not_suffice_change_nothing() -> None:
     pages = BeamPages([0, 1], 6, [2, 3, 4], page_size=4, width=4)
     before = pages.tables()
@@ -202,8 +242,13 @@ def test_pages_that_do_not_suffice_change_nothing() -> None:
 
 
 def test_a_search_refuses_what_it_cannot_rank() -> None:
-    mask = ItemMask(ItemTable([[0, 1], [2, 3], [2, 4]], VOCAB), 4)
+    table = ItemTable([[0, 1], [2, 3], [2, 4]], VOCAB)
+    with pytest.raises(errors.ArgumentError, match=r"type ItemTable; expected ItemMask\("):
+        BeamSearch(table, 4)  # type: ignore[arg-type]
+    mask = ItemMask(table, 4)
     search = BeamSearch(mask, 4)
+    with pytest.raises(errors.ArgumentError, match="type ndarray; expected a tensor"):
+        search.step(np.zeros((1, VOCAB)))  # type: ignore[arg-type]
     with pytest.raises(refusals.SearchDone):
         search.results()
     with pytest.raises(refusals.WidthChanged):

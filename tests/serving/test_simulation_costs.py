@@ -166,10 +166,11 @@ def test_traces_come_back(tmp_path: Path) -> None:
 
 def test_timelines_are_written_and_drawn(tmp_path: Path) -> None:
     pyplot = pytest.importorskip("matplotlib.pyplot")
-    costs = GivenCosts((Section("x", "compute", 1e-3),), plan=1e-3)
+    costs = GivenCosts((Section("x", "compute", 1e-3),), plan=1e-3, rows=1)
     ran = simulate([Request(0.0, 1, 5)], costs, DualStreams(), detail=True)
-    ran.timeline.write(tmp_path / "trace.json")
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    path = tmp_path / "made" / "trace.json"
+    ran.timeline.write(path)
+    events = json.loads(path.read_text())["traceEvents"]
     steps = [x for x in events if x["name"].startswith("step")]
     assert [round(x["ts"]) for x in steps] == [1000 + 2000 * i for i in range(5)]
     assert all(x["dur"] == pytest.approx(1000) for x in steps)
@@ -240,6 +241,11 @@ ANY: Any = GivenCosts((Section("x", "compute", 1.0),))
         (lambda: simulate([(0.0, 4, 2)], ANY), "a request is"),  # type: ignore[list-item]
         (lambda: DualStreams(host=Asynchronous), "host is the class"),  # type: ignore[arg-type]
         (lambda: Deployment(placement=LeastTokens), "placement is the class"),  # type: ignore[arg-type]
+        (lambda: simulate([ONE], ANY, DualStreams()), "rows of GivenCosts is None; .* or 0"),
+        (lambda: Limits(requests=8, rows=2), "rows is 2; .*8, one for each of requests=8"),
+        (lambda: RooflineCosts(replace(SMALL, layers=0)), "layers of small is 0"),
+        (lambda: RooflineCosts(replace(SMALL, heads=3)), "heads of small is 3; .*kv_heads=2"),
+        (lambda: RooflineCosts(replace(SMALL, active=2)), "active of small is 2; .*experts=1"),
         (lambda: simulate([ONE], ANY).ttft(50), "quantile is 50; .* from 0 to 1"),
         (lambda: simulate([ONE], ANY).tpot(-1), "quantile is -1"),
         (lambda: simulate([ONE], ANY).idle("gpu"), "resource is 'gpu'; .*'host' or 'dev"),
@@ -281,6 +287,17 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, error: type, told: str) 
     path.write_text("\n")
     with pytest.raises(EmptyTrace):
         read_trace(path)
+
+
+@pytest.mark.parametrize(("rows", "seconds"), [(0, 5.0), (4, 2.5)])
+def test_halves_of_a_step_cost_what_rows_says(rows: int, seconds: float) -> None:
+    parts = Section("c", "compute", 2.0), Section("t", "communication", 1.0)
+    requests = [Request(0.0, 1, 1)] * 4
+    limits = Limits(4, 4)
+    ran = simulate(requests, GivenCosts(parts, rows=rows), DualStreams(), limits=limits)
+    assert ran.seconds == pytest.approx(seconds)
+    whole = DualStreams(micro_batches=1)
+    assert simulate(requests, GivenCosts(parts), whole, limits=limits).seconds == 3.0
 
 
 def test_a_schedule_that_serves_nobody_is_noticed() -> None:
