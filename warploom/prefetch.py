@@ -105,4 +105,7 @@ _HOME = {
     "predictions": "predictions",
 }
 
+if not TYPE_CHECKING:  # there the imports above say it
+    __all__ = sorted(_HOME)
+
 __getattr__, __dir__ = lazy_names(__name__, "warploom.serving.prefetch", _HOME)

@@ -13,6 +13,13 @@ class BadBudget(ArgumentError):
     )
 
 
+class BudgetNotChosen(BadBudget):
+    message = (
+        "max_bytes is a {got}, and this call takes bytes. Give budget.best(bytes)[0] of the "
+        "bytes that are read, and its sms, budget.best(bytes)[1]; leave the call out where it is 0."
+    )
+
+
 class BudgetTooSmall(BadBudget):
     message = (
         "max_bytes is {got}, and {what} has {needed} bytes: nothing would be prefetched. Raise it, "

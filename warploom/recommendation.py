@@ -35,4 +35,7 @@ _HOME = {
     "sorted_top_k": "top_k",
 }
 
+if not TYPE_CHECKING:  # there the imports above say it
+    __all__ = sorted(_HOME)
+
 __getattr__, __dir__ = lazy_names(__name__, "warploom.serving.recommendation", _HOME)

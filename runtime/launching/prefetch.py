@@ -15,7 +15,7 @@ from warploom.codegen.abi import Packer
 from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.prefetch import SOURCES, SPAN, PrefetchSpec
 from warploom.errors import ArgumentError
-from warploom.prefetch_errors import BadBudget
+from warploom.prefetch_errors import BadBudget, BudgetNotChosen
 from warploom.runtime.devices.device import cuda_facts
 from warploom.runtime.devices.graph import is_capturing
 from warploom.runtime.devices.loaded import load
@@ -25,6 +25,7 @@ from warploom.scheduler.model.layout import Ints, Records
 
 LINE = 128  # bytes of a line of L2; less is no budget
 SMS = 8  # CTAs of a prefetch, one on an SM
+_MOST = 2**63 - 1  # more than there is; the kernel's table counts in int64
 _PIECE = 16 * 1024  # bytes that one instruction asks for, so that CTAs share large tensors
 _INTS = SPAN.itemsize // 4
 
@@ -59,10 +60,13 @@ def checked_budget(max_bytes: object) -> int:
 
     Raises:
         BadBudget: it is no integer, or negative.
+        BudgetNotChosen: it is a SafeBudget, where bytes are needed.
     """
+    if hasattr(max_bytes, "with_sms"):
+        raise BudgetNotChosen(got=type(max_bytes).__name__)
     if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 0:
         raise BadBudget(got=repr(max_bytes), least=LINE)
-    return max_bytes
+    return min(max_bytes, _MOST)
 
 
 class SpanTable:

@@ -12,7 +12,9 @@ from itertools import product
 
 import numpy as np
 
+from warploom.errors import ArgumentError
 from warploom.serving.prefetch.accelerators import MB, PAPER, Accelerator
+from warploom.serving.prefetch.checks import checked_number
 from warploom.serving.prefetch.model_shapes import LLAMA3_405B, MODELS, ModelShape
 from warploom.serving.prefetch.performance import (
     Serving,
@@ -55,7 +57,7 @@ class Design:
 
     @property
     def speedup(self) -> float:
-        """Of prefetching, end to end."""
+        """Seconds without prefetches over those with them, of prefill and decoding."""
         return self.end_to_end_seconds(False) / self.end_to_end_seconds(True)
 
     def throughput(self, prefetches: bool = True) -> float:
@@ -76,13 +78,21 @@ def explore(
     """All designs: each chip with each model, served in each way, in this order.
 
     Chips that differ in one number are made by `dataclasses.replace`, or `with_l2`.
+
+    Raises:
+        ArgumentError: one chip, model or serving in place of several.
     """
+    given = {"chips": chips, "models": models, "servings": servings}
+    for name, one in given.items():
+        if isinstance(one, (Accelerator, ModelShape, Serving)):
+            reason = f"is one {type(one).__name__}; expected several: put it into a list"
+            raise ArgumentError(name=name, reason=reason)
     return (Design(*one) for one in product(chips, models, servings))
 
 
 def with_l2(chip: Accelerator, megabytes: float) -> Accelerator:
     """The chip with another L2."""
-    return replace(chip, l2_bytes=megabytes * MB)
+    return replace(chip, l2_bytes=checked_number("megabytes", megabytes, zero=True) * MB)
 
 
 @cache
@@ -115,13 +125,14 @@ def speedups(chip: Accelerator, serving: Serving) -> list[float]:
 
 def speedup_by_link(gigabits: float) -> float:
     """Figure 8: mean over models, 128 devices, batch 16, 8k tokens, 104 MB."""
-    chip = replace(PAPER, link_bandwidth=gigabits * _GBIT)
+    chip = replace(PAPER, link_bandwidth=checked_number("gigabits", gigabits) * _GBIT)
     return _mean(speedups(chip, Serving(128, 16, 8192)))
 
 
 def speedup_by_l2_bandwidth(terabytes: float, teraops: float = 800.0) -> float:
     """Figure 9: mean over models, 32 devices, batch 16, 8k tokens, 104 MB."""
-    chip = replace(PAPER, l2_bandwidth=terabytes * 1e12, throughput=teraops * 1e12)
+    rates = checked_number("terabytes", terabytes), checked_number("teraops", teraops)
+    chip = replace(PAPER, l2_bandwidth=rates[0] * 1e12, throughput=rates[1] * 1e12)
     return _mean(speedups(chip, Serving(32, 16, 8192)))
 
 

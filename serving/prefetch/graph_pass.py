@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from warploom.errors import ArgumentError
 from warploom.logs import log
+from warploom.prefetch_errors import BudgetTooSmall
 from warploom.runtime.launching.prefetch import LINE, SMS, checked_budget
 from warploom.serving.prefetch.graph_nodes import (
     RUN,
@@ -37,6 +38,7 @@ from warploom.serving.prefetch.graph_nodes import (
 from warploom.serving.prefetch.operators import join_prefetch_op, prefetch_op, prefetch_pages_op
 from warploom.serving.prefetch.safe_budget import Collective, SafeBudget
 
+_told: set[str] = set()  # collectives whose absence was logged
 _OURS = ("warploom::prefetch", "warploom::prefetch_pages", "warploom::join_prefetch")
 
 
@@ -270,6 +272,24 @@ def _arguments(run: Node) -> dict[str, Any]:
     return {**dict(zip(names, run.args, strict=False)), **run.kwargs}
 
 
+def _names(argument: str, given: Iterable[str]) -> frozenset[str]:
+    """Names of operators; raises ArgumentError for what is none."""
+    several = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    for name in several:
+        if not isinstance(name, str) or "::" not in name:
+            reason = f"{name!r} names no operator; expected names as ['vllm::all_reduce']"
+            raise ArgumentError(name=argument, reason=reason)
+    return frozenset(several)
+
+
+def _tell_absent(graph: Graph, collectives: frozenset[str]) -> None:
+    """Log names that no node has, since a misspelt one would insert nothing and say nothing."""
+    found = {name_of(node) for node in graph.nodes} - {""}
+    for name in sorted(collectives - found - _told):
+        _told.add(name)
+        log.warning("no node calls the collective %s; found: %s", name, ", ".join(sorted(found)))
+
+
 def prefetch_pass(
     graph: Graph | GraphModule,
     max_bytes: int | SafeBudget,
@@ -301,21 +321,27 @@ def prefetch_pass(
         What was inserted, in the order of the graph.
 
     Raises:
-        BadBudget: `max_bytes` is no number of bytes.
-        ArgumentError: a name without "::", or a duration that is none.
+        BadBudget, BudgetTooSmall: `max_bytes` is no number of bytes, or below a line of 128.
+        ArgumentError: no FX graph, a name without "::", or a duration that is none.
+
+    Logs:
+        a warning, once for a name, where the graph has none of `collectives`.
     """
     budget: int | SafeBudget
     if isinstance(max_bytes, SafeBudget):
         budget = max_bytes.with_sms(sms)
     else:
         budget = checked_budget(max_bytes)
-    names = frozenset(collectives), frozenset(readers)
-    for name in (*names[0], *names[1]):
-        if "::" not in name:
-            reason = f"{name!r} names no operator; expected one as 'vllm::all_reduce'"
-            raise ArgumentError(name="collectives or readers", reason=reason)
+        if budget < LINE:
+            raise BudgetTooSmall(got=budget, what="a line of L2", needed=LINE)
+    if not isinstance(graph, (Graph, GraphModule)):
+        found_class = type(graph).__name__
+        reason = f"is a {found_class}; give an FX graph: torch.fx.symbolic_trace(module)"
+        raise ArgumentError(name="graph", reason=reason)
+    names = _names("collectives", collectives), _names("readers", readers)
     module = graph if isinstance(graph, GraphModule) else graph.owning_module
     inner = graph.graph if isinstance(graph, GraphModule) else graph
+    _tell_absent(inner, names[0])
     found = _Pass(inner, module, budget, SMS if sms is None else sms, *names).run()
     if found:
         inner.lint()

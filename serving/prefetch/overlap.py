@@ -15,6 +15,7 @@ from math import isfinite
 from statistics import median
 
 from warploom.errors import ArgumentError
+from warploom.serving.prefetch.checks import checked_count, checked_kind, checked_seconds
 
 LINE = 128
 CTAS = (8, 16, 32)  # what is chosen from: fewer ask for less than memory brings, more bring no more
@@ -62,6 +63,8 @@ class Overlap:
 
     def arrives(self, collective: float, sms: int) -> float:
         """Bytes that so many CTAs bring while a collective of so many seconds runs."""
+        checked_seconds("collective", collective)
+        checked_count("sms", sms)
         return min(self.bandwidth, sms * self.rate) * max(0.0, collective - self.startup)
 
     def parts(self, collective: float, size: float, asked: float, sms: int) -> tuple[float, float]:
@@ -70,6 +73,8 @@ class Overlap:
         It begins when the collective and the kernel that asks are done. What was asked for and has
         not come by then is read as any other byte. More than `kept` drives out as much.
         """
+        checked_seconds("collective", collective)
+        checked_count("sms", sms)
         asked = min(asked, size)
         begin = max(collective, self.startup + asked / (sms * self.rate))
         hits = min(asked, self.kept, self.bandwidth * max(0.0, begin - self.startup))
@@ -114,10 +119,14 @@ class Overlap:
             enough to save something.
 
         Raises:
-            ArgumentError: no numbers of CTAs, or one below 1.
+            ArgumentError: no numbers of CTAs, or one below 1; a duration that is none, or above
+                0.1 s, as microseconds are.
         """
-        if not sms or min(sms) < 1:
-            raise ArgumentError(name="sms", reason=f"is {sms!r}; expected CTAs, each from 1 on")
+        if not isinstance(sms, Sequence) or not sms:
+            reason = f"is {sms!r}; expected numbers of CTAs to choose from, as (8,)"
+            raise ArgumentError(name="sms", reason=reason)
+        for count in sms:
+            checked_count("sms", count)
         asked = {n: self.best_bytes(collective, size, n) for n in sorted(sms)}
         chosen = max(asked, key=lambda n: self.saved(collective, size, asked[n], n))
         return asked[chosen], chosen
@@ -131,6 +140,8 @@ class Overlap:
         """
         if not timed:
             raise ArgumentError(name="timed", reason="is empty; give steps with a prefetch")
+        for one in timed:
+            checked_kind("timed", one, Timed, "a Timed(case, collective, size, ...) for each step")
         off = [self.saved(x.collective, x.size, x.asked, x.sms) - x.saved for x in timed]
         return replace(self, fixed=self.fixed + median(off), error=self.own_error)
 

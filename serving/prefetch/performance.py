@@ -15,6 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from warploom.serving.prefetch.accelerators import Accelerator
+from warploom.serving.prefetch.checks import (
+    checked_count,
+    checked_kind,
+    checked_number,
+    checked_seconds,
+)
 from warploom.serving.prefetch.model_shapes import ModelShape, Operation
 
 _STEPS = 8  # of a generation that are looked at, from its first to its last
@@ -34,6 +40,10 @@ class Serving:
     batch: int
     length: int
 
+    def __post_init__(self) -> None:
+        for name in ("devices", "batch", "length"):
+            checked_count(name, getattr(self, name))
+
     @property
     def prompt(self) -> int:
         return 2 * self.length // 3
@@ -44,7 +54,9 @@ class Serving:
 
 
 def collective_seconds(chip: Accelerator, devices: int, size: float) -> float:
-    """An all-reduce of so many bytes."""
+    """An all-reduce of so many bytes; one device has none, and no constant of it."""
+    if devices <= 1:
+        return 0.0
     return chip.link_latency + 2 * (devices - 1) / devices * size / chip.link_bandwidth
 
 
@@ -58,7 +70,7 @@ def section_seconds(
     chip: Accelerator, collective: float, operations: Sequence[Operation], prefetches: bool
 ) -> float:
     """A collective that takes so long, and what depends on it up to the next one."""
-    if not prefetches:
+    if not prefetches or collective <= 0:  # nothing to prefetch beside
         return collective + sum(operation_seconds(chip, one) for one in operations)
     fetched = 0.0
     seconds = 0.0
@@ -158,7 +170,13 @@ def predict(
         size: bytes that are read behind it.
         asked: bytes that are prefetched.
         startup: seconds from the launch of a prefetch to its first bytes.
+
+    Raises:
+        ArgumentError: another chip than an Accelerator, a duration that is none or above 0.1 s, or
+            bytes below 0.
     """
+    _check(chip, collective, size, startup)
+    checked_number("asked", asked, zero=True)
     asked = min(asked, size)
     arrived = min(asked, chip.memory_bandwidth * max(0.0, collective - startup))
     hits = arrived if arrived <= chip.budget else 0.0
@@ -177,6 +195,18 @@ def best_bytes(chip: Accelerator, collective: float, size: float, startup: float
 
     Returns:
         Bytes in whole lines of 128; 0: do not prefetch.
+
+    Raises:
+        ArgumentError: as `predict` does.
     """
+    _check(chip, collective, size, startup)
     arrives = chip.memory_bandwidth * max(0.0, collective - startup)
     return int(min(arrives, chip.budget, size)) // 128 * 128
+
+
+def _check(chip: Accelerator, collective: float, size: float, startup: float) -> None:
+    expected = "an Accelerator, such as H200; an Overlap has best() and saved() of its own"
+    checked_kind("chip", chip, Accelerator, expected)
+    checked_seconds("collective", collective)
+    checked_seconds("startup", startup)
+    checked_number("size", size, zero=True)

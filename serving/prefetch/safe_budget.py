@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import NamedTuple
 
 from warploom.errors import ArgumentError
 from warploom.serving.prefetch.accelerators import Accelerator
+from warploom.serving.prefetch.checks import checked_count, checked_kind, checked_seconds
 from warploom.serving.prefetch.overlap import CTAS, Overlap
 from warploom.serving.prefetch.performance import collective_seconds
 
@@ -35,11 +35,15 @@ class Ring:
 
     Attributes:
         chip: whose links, and whose constant (`link_latency`).
-        devices: of the ring.
+        devices: of the ring, from 1 on; one has no collective, which takes 0 s.
     """
 
     chip: Accelerator
     devices: int
+
+    def __post_init__(self) -> None:
+        checked_kind("chip", self.chip, Accelerator, "an Accelerator, such as H200")
+        checked_count("devices", self.devices)
 
     def __call__(self, collective: Collective) -> float:
         times = 1.0 if "all_reduce" in collective.name else 0.5
@@ -68,7 +72,7 @@ class SafeBudget:
             reason = f"is {self.overlap!r}; expected an Overlap, such as H200_OVERLAP"
             raise ArgumentError(name="overlap", reason=reason)
         if not callable(self.seconds):
-            _checked(self.seconds)
+            checked_seconds("seconds", self.seconds)
         self.overlap.best(0.0, 0.0, self.sms)  # refuses CTAs that cannot be
 
     def best(
@@ -82,7 +86,8 @@ class SafeBudget:
             flying: bytes that were prefetched before and are not read yet.
 
         Raises:
-            ArgumentError: the duration is no number of seconds, or a function without a collective.
+            ArgumentError: the duration is no number of seconds up to 0.1, or a function without a
+                collective.
         """
         kept = self.overlap.kept - flying
         if kept <= 0:
@@ -93,7 +98,8 @@ class SafeBudget:
                 reason = "is a function of the collective, which is not known here; give a number"
                 raise ArgumentError(name="seconds", reason=reason)
             seconds = seconds(collective)
-        return replace(self.overlap, kept=kept).best(_checked(seconds), size, self.sms)
+        most = replace(self.overlap, kept=kept)
+        return most.best(checked_seconds("seconds", seconds), size, self.sms)
 
     def with_sms(self, sms: int | None) -> SafeBudget:
         """One that chooses from these CTAs alone, if they are given."""
@@ -103,11 +109,3 @@ class SafeBudget:
     def is_known(self) -> bool:
         """Whether its text says all of it, so that two with the same text choose the same."""
         return isinstance(self.seconds, Ring) or not callable(self.seconds)
-
-
-def _checked(seconds: object) -> float:
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise ArgumentError(name="seconds", reason=f"are {seconds!r}; expected a number, or a Ring")
-    if not isfinite(seconds) or seconds < 0:
-        raise ArgumentError(name="seconds", reason=f"are {seconds}; expected a duration, 1e-5 say")
-    return float(seconds)
