@@ -115,10 +115,11 @@ class Inputs:
 
     def note_padding(self, error: Exception) -> None:
         """Say in an error of the step what it was called with, from Python 3.11 on."""
-        if isinstance(error, WarploomError) or not hasattr(error, "add_note"):
+        add_note = getattr(error, "add_note", None)
+        if isinstance(error, WarploomError) or add_note is None:
             return
         told = ", ".join(f"{name}={one.pad!r}" for name, one in self._declared.items())
-        error.add_note(
+        add_note(
             f"GraphPool.warm_up() called the step with rows of padding, {told}: pad of each "
             "GraphInput must be as good to the step as any other, such as a token that exists."
         )

@@ -83,7 +83,7 @@ class GraphPool:
             bounds: `max_q_rows` is the most rows of a batch.
             device: the current CUDA device by default, or the CPU.
             buckets: rows to capture for; powers of two and `max_q_rows` by default. Batches beyond
-                the largest run eagerly.
+                the largest run eagerly, up to `max_q_rows`.
             full_rows, partial_rows: the most rows of a batch that full and partial mode are chosen
                 for; no limit by default. 0 turns a mode off.
             max_bytes: of captures, shared and own memory together; the least recently used goes
