@@ -288,7 +288,7 @@ def test_one_graph_holds_plan_and_run_of_any_mix(cuda: Any, tile: TileConfig | N
 
 def padded(batch: Any, requests: int, pages: int, device: Any) -> dict[str, Any]:
     """A batch in tensors of one size, whose further requests have no rows and no keys."""
-    found = arrays(*batch, device)  # page numbers depend on how many requests there are
+    found = arrays(batch[0], batch[1], device)  # page numbers depend on how many requests there are
     sizes = {"kv_indices": pages, "last_page_len": requests}
     for name, values in found.items():
         missing = sizes.get(name, requests + 1) - len(values)
