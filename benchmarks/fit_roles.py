@@ -1,0 +1,174 @@
+"""Fit when two roles are chosen to recorded mixed batches; needs no GPU.
+
+    python benchmarks/fit_roles.py [FILE]
+
+FILE is what `mixed.py --tables mixed_drawn` wrote, with the rows "one tile" and "two roles". The
+numbers of `role_cost.forecast` (decision 0056) are fitted to the first 40 batches. Prints how much
+longer than the better of both the choice takes, with the shipped numbers and with fitted ones: of
+the batches that were fitted to, and of the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from harness import RESULTS, load_rows
+from mixed_batches import DIM, KINDS, PAGE, Batch, drawn_batch
+from mixed_goals import ONE_TILE, TWO_ROLES, geometric_mean
+from rich.console import Console
+from rich.table import Table
+
+import warploom as wl
+from warploom.codegen.choice import role_cost as shipped
+from warploom.codegen.choice.role_choice import role_choices
+from warploom.codegen.choice.role_cost import RoleCost, role_cost
+from warploom.codegen.compilers.arch import arch_named
+from warploom.dsl.masks.intervals import TileAnalysis
+from warploom.dsl.types.dtypes import dtype
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
+from warploom.runtime.formats import make_batch
+from warploom.runtime.formats.batch import RoleSizes, RoleTiles
+from warploom.runtime.planning.visibility import Heads, make_visibility
+
+FITTED = 40  # batches; the others are left out
+CTAS = 132  # of the GPUs that were measured
+OPENINGS = (0, 3, 6, 10, 15, 20, 28)  # microseconds
+SPREADS = (10, 15, 20, 25, 33, 50, 100)
+LONGERS = (4, 6, 8, 12, 16)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What decides beside prices; see `role_cost.py`.
+
+    Attributes:
+        opening: picoseconds that two roles take longer to begin and to end.
+        spread: and 1 of so many of the time.
+        longer: one tile takes 1 of so many longer for decodes than memory does.
+    """
+
+    opening: int
+    spread: int
+    longer: int
+
+
+SHIPPED = Numbers(shipped._OPENING, shipped._SPREAD, shipped._LONGER)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A batch that was run both ways.
+
+    Attributes:
+        name: of its row.
+        cost: of the key tiles of both roles.
+        prefills, decodes: key tiles of all heads.
+        one_tile, two_roles: milliseconds.
+    """
+
+    name: str
+    cost: RoleCost
+    prefills: int
+    decodes: int
+    one_tile: float
+    two_roles: float
+
+    def pays(self, numbers: Numbers) -> bool:
+        """`role_cost.forecast` with other numbers."""
+        prefill, decode = self.prefills * self.cost.prefill, self.decodes * self.cost.decode
+        reading = decode // min(self.cost.saturating, CTAS)
+        in_turn = prefill // CTAS + reading + reading // numbers.longer
+        at_once = max(reading, (prefill + decode) // CTAS)
+        return in_turn - at_once >= numbers.opening + in_turn // numbers.spread
+
+    def loss(self, numbers: Numbers) -> float:
+        """The time of the choice over that of the better way."""
+        taken = self.two_roles if self.pays(numbers) else self.one_tile
+        return taken / min(self.one_tile, self.two_roles)
+
+
+@lru_cache
+def priced(kind: str, group_size: int) -> tuple[RoleCost, RoleSizes]:
+    """Of the tiles of two roles that are asked first."""
+    spec = AttentionSpec(trace(KINDS[kind].variant()), DIM, DIM, dtype("bfloat16"), wl.Paged(PAGE))
+    tile = role_choices(spec, arch_named("sm_90a"), group_size)[0].tile
+    assert tile.decode is not None
+    sizes = RoleSizes(tile.decode.rows, tile.rows, tile.keys, tile.decode.keys)
+    return role_cost(spec, tile), sizes
+
+
+def counted(batch: Batch) -> tuple[RoleCost, int, int]:
+    """Prices, and key tiles of all heads of both roles."""
+    (q_heads, kv_heads), shape = batch.heads, batch.shape
+    cost, sizes = priced(batch.kind, q_heads // kv_heads)
+    variant = KINDS[batch.kind].variant()
+    traced, heads = trace(variant), Heads(q_heads, kv_heads)
+    ends = (np.append(0, np.cumsum(lens)) for lens in (shape.q_lens, shape.kv_lens))
+    arrays = make_batch(wl.Ragged(), *ends).on_host.arrays
+    visibility = make_visibility(traced, TileAnalysis(traced, variant.inputs(), {}), arrays, heads)
+    tiles = RoleTiles.of(arrays.segments, sizes, heads.group_size, visibility)
+    return cost, tiles.prefills * kv_heads, tiles.decodes * kv_heads
+
+
+def load(path: Path) -> Iterator[Timed]:
+    """The batches of a record that have both rows, in the order in which they are drawn."""
+    _, rows = load_rows(path)
+    ms = {(row.case, row.impl): row.ms for row in rows if row.ms is not None}
+    for name in dict.fromkeys(row.case for row in rows if row.case != "ceiling"):
+        both = ms.get((name, ONE_TILE)), ms.get((name, TWO_ROLES))
+        if both[0] is not None and both[1] is not None:
+            batch = drawn_batch(int(name.partition(":")[0]))
+            yield Timed(name, *counted(batch), both[0], both[1])
+
+
+def mean_loss(batches: Sequence[Timed], numbers: Numbers) -> float:
+    return geometric_mean([one.loss(numbers) for one in batches])
+
+
+def fitted(batches: Sequence[Timed]) -> Numbers:
+    """The numbers of the grid with the least mean loss; of equal ones the nearest to the shipped.
+
+    Losses within a thousandth count as equal, since times are not known to less.
+    """
+    grid = [
+        Numbers(opening * 10**6, spread, longer)
+        for opening, spread, longer in product(OPENINGS, SPREADS, LONGERS)
+    ]
+
+    def rank(one: Numbers) -> tuple[float, float]:
+        steps = (
+            abs(OPENINGS.index(one.opening // 10**6) - OPENINGS.index(SHIPPED.opening // 10**6)),
+            abs(SPREADS.index(one.spread) - SPREADS.index(SHIPPED.spread)),
+            abs(LONGERS.index(one.longer) - LONGERS.index(SHIPPED.longer)),
+        )
+        return round(mean_loss(batches, one), 3), sum(steps)
+
+    return min(grid, key=rank)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("file", nargs="?", type=Path, default=RESULTS / "mixed_drawn.jsonl")
+    batches = list(load(parser.parse_args(argv).file))
+    first, others = batches[:FITTED], batches[FITTED:]
+    table = Table("", "opening, us", "1 of", "decodes longer by 1 of", "fitted to", "left out",
+                  "worst")  # fmt: skip
+    for name, numbers in (("shipped", SHIPPED), ("fitted", fitted(first))):
+        losses = (f"{mean_loss(part, numbers):.4f}" if part else "" for part in (first, others))
+        worst = max(batches, key=lambda one, by=numbers: one.loss(by))  # type: ignore[misc]
+        table.add_row(
+            name, f"{numbers.opening / 1e6:g}", str(numbers.spread), str(numbers.longer), *losses,
+            f"{worst.loss(numbers):.3f}, {worst.name}",
+        )  # fmt: skip
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
