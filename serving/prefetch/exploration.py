@@ -41,18 +41,24 @@ SERVINGS = tuple(
 
 @dataclass(frozen=True)
 class Design:
-    """A chip that serves a model in some way; times come when they are asked for."""
+    """A chip that serves a model in some way; times come when they are asked for.
+
+    Attributes:
+        chip: its rates, and its area where densities are asked for.
+        model: sizes of its layers.
+        serving: devices, requests, tokens of prompts and tokens that are decoded.
+    """
 
     chip: Accelerator
     model: ModelShape
     serving: Serving
 
     def decode_seconds(self, prefetches: bool = True) -> float:
-        """All steps of decoding."""
+        """Seconds of all steps of decoding."""
         return decode_seconds(self.chip, self.model, self.serving, prefetches)
 
     def end_to_end_seconds(self, prefetches: bool = True) -> float:
-        """Prefill and decoding."""
+        """Seconds of prefill and decoding."""
         return end_to_end_seconds(self.chip, self.model, self.serving, prefetches)
 
     @property
@@ -66,7 +72,11 @@ class Design:
         return tokens / self.decode_seconds(prefetches)
 
     def density(self, prefetches: bool = True) -> float:
-        """Decoded tokens a second for each mm2 of a chip's cores and L2 (`Accelerator.area`)."""
+        """Decoded tokens a second for each mm2 of a chip's cores and L2 (`Accelerator.area`).
+
+        Raises:
+            NoArea: it is not known of this chip.
+        """
         return self.throughput(prefetches) / self.chip.area
 
 
@@ -78,6 +88,11 @@ def explore(
     """All designs: each chip with each model, served in each way, in this order.
 
     Chips that differ in one number are made by `dataclasses.replace`, or `with_l2`.
+
+    Args:
+        chips: accelerators.
+        models: those of the paper by default.
+        servings: the paper's batches and lengths on 32 devices by default (section 5).
 
     Raises:
         ArgumentError: one chip, model or serving in place of several.
@@ -91,7 +106,7 @@ def explore(
 
 
 def with_l2(chip: Accelerator, megabytes: float) -> Accelerator:
-    """The chip with another L2."""
+    """The chip with an L2 of so many MB of 10^6 bytes; raises ArgumentError below 0."""
     return replace(chip, l2_bytes=checked_number("megabytes", megabytes, zero=True) * MB)
 
 
@@ -124,13 +139,18 @@ def speedups(chip: Accelerator, serving: Serving) -> list[float]:
 
 
 def speedup_by_link(gigabits: float) -> float:
-    """Figure 8: mean over models, 128 devices, batch 16, 8k tokens, 104 MB."""
+    """Figure 8: mean over models, 128 devices, batch 16, 8k tokens, 104 MB; links in Gbit/s."""
     chip = replace(PAPER, link_bandwidth=checked_number("gigabits", gigabits) * _GBIT)
     return _mean(speedups(chip, Serving(128, 16, 8192)))
 
 
 def speedup_by_l2_bandwidth(terabytes: float, teraops: float = 800.0) -> float:
-    """Figure 9: mean over models, 32 devices, batch 16, 8k tokens, 104 MB."""
+    """Figure 9: mean over models, 32 devices, batch 16, 8k tokens, 104 MB.
+
+    Args:
+        terabytes: that L2 reads a second, of 10^12 bytes.
+        teraops: 10^12 operations a second.
+    """
     rates = checked_number("terabytes", terabytes), checked_number("teraops", teraops)
     chip = replace(PAPER, l2_bandwidth=rates[0] * 1e12, throughput=rates[1] * 1e12)
     return _mean(speedups(chip, Serving(32, 16, 8192)))
