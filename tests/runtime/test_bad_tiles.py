@@ -19,7 +19,7 @@ ODD: Any = 48.0
     [
         (TileConfig(48, 40), {}, UnsupportedSpec, "panels of 64, .* has 40. Use .* multiple of 64"),
         (TileConfig(48, 40), {"kv_format": Composed(16)}, UnsupportedSpec, "panels of 64"),
-        (TileConfig(48, 64, decode=TileConfig(12, 32)), {}, UnsupportedSpec, "that of decodes has 32"),
+        (TileConfig(48, 64, decode=TileConfig(12, 32)), {}, UnsupportedSpec, "of decodes has 32"),
         (TileConfig(48, 1 << 25), {}, UnsupportedSpec, "48 x 33554432 is too much.* 65536 rows"),
         (TileConfig(1 << 25, 64), {}, UnsupportedSpec, "33554432 x 64 is too much"),
         (TileConfig(0, 64), {}, ArgumentError, "tile.rows: is 0; expected an int of at least 1"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.page_files import holders, page_files
 
 import warploom as wl
 from warploom.errors import ArgumentError, NoGpu, UnsupportedSpec
@@ -358,28 +359,6 @@ def test_nothing_is_left_of_a_killed_process() -> None:
         status = os.waitpid(pid, 0)[1]
         os.close(told)
     assert status == signal.SIGKILL and holders(inode) == set()
-
-
-def page_files(process: int) -> set[int]:
-    """Inodes of files of pages that a process has open; none of them has a name."""
-    files = Path(f"/proc/{process}/fd")
-    pages = [file for file in files.iterdir() if "warploom-pages" in os.readlink(file)]
-    assert all(os.readlink(file).endswith("(deleted)") for file in pages)
-    return {file.stat().st_ino for file in pages}
-
-
-def holders(inode: int) -> set[int]:
-    """Processes that have pages of this file mapped."""
-    found = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            lines = maps.read_text().splitlines()
-        except OSError:  # it is gone, or another user's
-            continue
-        named = (line.split() for line in lines if "memfd:warploom-pages" in line)
-        if any(int(parts[4]) == inode for parts in named):
-            found.add(int(maps.parent.name))
-    return found
 
 
 def test_the_memory_of_a_pool_is_taken_and_given_back() -> None:
