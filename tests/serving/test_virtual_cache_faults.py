@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from support import virtual_caches
 from support.page_files import holders, page_files
+from support.virtual_caches import PAGE
 
 import warploom as wl
 from warploom.errors import ArgumentError, NoGpu, UnsupportedSpec
@@ -33,16 +35,7 @@ from warploom.memory_errors import (
 from warploom.serving.virtual_memory import host_driver
 from warploom.serving.virtual_memory.driver import Addresses
 
-PAGE = 4096
-SHAPE: dict[str, Any] = {
-    "num_kv_heads": 2,
-    "head_dim": 64,
-    "dtype": "float32",
-    "max_requests": 3,
-    "max_tokens": 400,
-    "page_size": 1,  # 8 tokens of 512 bytes to a page, for keys and for values
-    "name": "llama",
-}
+SHAPE: dict[str, Any] = {**virtual_caches.SHAPE, "name": "llama"}
 
 
 @pytest.fixture

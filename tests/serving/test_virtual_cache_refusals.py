@@ -9,21 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.virtual_caches import PAGE, SHAPE
 
 import warploom as wl
 from warploom.memory_errors import BudgetTooLarge, MemoryClosed, PageFailed
 from warploom.serving.virtual_memory import host_driver
 from warploom.serving.virtual_memory import pool as pools
 
-PAGE = 4096
-SHAPE: dict[str, Any] = {
-    "num_kv_heads": 2,
-    "head_dim": 64,
-    "dtype": "float32",
-    "max_requests": 3,
-    "max_tokens": 400,
-    "page_size": 1,  # 8 tokens of 512 bytes to a page, for keys and for values
-}
 Refuse = Callable[[str, Callable[[int], bool]], None]
 
 

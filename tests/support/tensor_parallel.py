@@ -45,13 +45,8 @@ class Layer(nn.Module):
         return functional.all_reduce(self.down(self.up(x)), "sum", group)
 
 
-class GatheredLayer(nn.Module):
+class GatheredLayer(Layer):
     """The same where ranks share out the rows between layers: gathered before, scattered behind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(WIDTH, 2 * WIDTH // RANKS, bias=False)
-        self.down = nn.Linear(2 * WIDTH // RANKS, WIDTH, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         group: Any = dist.group.WORLD
