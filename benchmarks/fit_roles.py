@@ -3,7 +3,7 @@
     python benchmarks/fit_roles.py [FILE]
 
 FILE is what `mixed.py --tables mixed_drawn` wrote, with the rows "one tile" and "two roles". The
-numbers of `role_cost.forecast` (decision 0056) are fitted to the first 40 batches. Prints how much
+margins of `role_cost.forecast` (decision 0056) are fitted to the first 40 batches. Prints how much
 longer than the better of both the choice takes, with the shipped numbers and with fitted ones: of
 the batches that were fitted to, and of the others.
 """
@@ -25,9 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 import warploom as wl
-from warploom.codegen.choice import role_cost as shipped
 from warploom.codegen.choice.role_choice import role_choices
-from warploom.codegen.choice.role_cost import RoleCost, role_cost
+from warploom.codegen.choice.role_cost import SHIPPED, Margins, RoleCost, forecast, role_cost
 from warploom.codegen.compilers.arch import arch_named
 from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.dtypes import dtype
@@ -42,24 +41,6 @@ CTAS = 132  # of the GPUs that were measured
 OPENINGS = (0, 3, 6, 10, 15, 20, 28)  # microseconds
 SPREADS = (10, 15, 20, 25, 33, 50, 100)
 LONGERS = (4, 6, 8, 12, 16)
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """What decides beside prices; see `role_cost.py`.
-
-    Attributes:
-        opening: picoseconds that two roles take longer to begin and to end.
-        spread: and 1 of so many of the time.
-        longer: one tile takes 1 of so many longer for decodes than memory does.
-    """
-
-    opening: int
-    spread: int
-    longer: int
-
-
-SHIPPED = Numbers(shipped._OPENING, shipped._SPREAD, shipped._LONGER)
 
 
 @dataclass(frozen=True)
@@ -80,17 +61,12 @@ class Timed:
     one_tile: float
     two_roles: float
 
-    def pays(self, numbers: Numbers) -> bool:
-        """`role_cost.forecast` with other numbers."""
-        prefill, decode = self.prefills * self.cost.prefill, self.decodes * self.cost.decode
-        reading = decode // min(self.cost.saturating, CTAS)
-        in_turn = prefill // CTAS + reading + reading // numbers.longer
-        at_once = max(reading, (prefill + decode) // CTAS)
-        return in_turn - at_once >= numbers.opening + in_turn // numbers.spread
+    def pays(self, margins: Margins) -> bool:
+        return forecast(self.cost, self.prefills, self.decodes, CTAS, margins).pays
 
-    def loss(self, numbers: Numbers) -> float:
+    def loss(self, margins: Margins) -> float:
         """The time of the choice over that of the better way."""
-        taken = self.two_roles if self.pays(numbers) else self.one_tile
+        taken = self.two_roles if self.pays(margins) else self.one_tile
         return taken / min(self.one_tile, self.two_roles)
 
 
@@ -128,21 +104,21 @@ def load(path: Path) -> Iterator[Timed]:
             yield Timed(name, *counted(batch), both[0], both[1])
 
 
-def mean_loss(batches: Sequence[Timed], numbers: Numbers) -> float:
-    return geometric_mean([one.loss(numbers) for one in batches])
+def mean_loss(batches: Sequence[Timed], margins: Margins) -> float:
+    return geometric_mean([one.loss(margins) for one in batches])
 
 
-def fitted(batches: Sequence[Timed]) -> Numbers:
+def fitted(batches: Sequence[Timed]) -> Margins:
     """The numbers of the grid with the least mean loss; of equal ones the nearest to the shipped.
 
     Losses within a thousandth count as equal, since times are not known to less.
     """
     grid = [
-        Numbers(opening * 10**6, spread, longer)
+        Margins(opening * 10**6, spread, longer)
         for opening, spread, longer in product(OPENINGS, SPREADS, LONGERS)
     ]
 
-    def rank(one: Numbers) -> tuple[float, float]:
+    def rank(one: Margins) -> tuple[float, float]:
         steps = (
             abs(OPENINGS.index(one.opening // 10**6) - OPENINGS.index(SHIPPED.opening // 10**6)),
             abs(SPREADS.index(one.spread) - SPREADS.index(SHIPPED.spread)),
@@ -160,12 +136,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     first, others = batches[:FITTED], batches[FITTED:]
     table = Table("", "opening, us", "1 of", "decodes longer by 1 of", "fitted to", "left out",
                   "worst")  # fmt: skip
-    for name, numbers in (("shipped", SHIPPED), ("fitted", fitted(first))):
-        losses = (f"{mean_loss(part, numbers):.4f}" if part else "" for part in (first, others))
-        worst = max(batches, key=lambda one, by=numbers: one.loss(by))  # type: ignore[misc]
+    for name, margins in (("shipped", SHIPPED), ("fitted", fitted(first))):
+        losses = (f"{mean_loss(part, margins):.4f}" if part else "" for part in (first, others))
+        worst = max(batches, key=lambda one, by=margins: one.loss(by))  # type: ignore[misc]
         table.add_row(
-            name, f"{numbers.opening / 1e6:g}", str(numbers.spread), str(numbers.longer), *losses,
-            f"{worst.loss(numbers):.3f}, {worst.name}",
+            name, f"{margins.opening / 1e6:g}", str(margins.spread), str(margins.longer), *losses,
+            f"{worst.loss(margins):.3f}, {worst.name}",
         )  # fmt: skip
     Console().print(table)
 

@@ -41,6 +41,7 @@ _SMALLEST_BOX = 8  # tokens of one tensor copy: the rows after which swizzling r
 # By groups: a thread of one copies each key, a tensor copy has 256 at most, and a thread of three
 # groups has no registers for the products of more.
 _MOST_KEYS = 128, 256, 224
+_WIDENED_LANES = 128  # of which 8 bits each fill one of the two panels that 16 bits have
 _LOOKED_UP = 128  # keys that four warps copy, a lane for each that a warp looks up
 
 _ON_H200 = Recorded(
@@ -63,7 +64,7 @@ class Hopper(TwoRoles):
     """
 
     name = "hopper"
-    prefill_ps = 1_800_000
+    prefill_ps, narrow_ps = 1_800_000, 2_800_000
     recorded = MappingProxyType({"sm_90a": _ON_H200})
     remedy = "Use a tile such as TileConfig(128, 128, 8, template='hopper'), or a portable one."
     decodes = StreamedInBoxes()
@@ -76,9 +77,7 @@ class Hopper(TwoRoles):
         return arch.capability == (9, 0)
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
-        if spec.is_narrow:
-            return _NO_NARROW_KEYS
-        if why := _size_obstacle(tile):
+        if why := _narrow_obstacle(spec) or _size_obstacle(tile):
             return why
         if tile.keys > _LOOKED_UP and not self.copies_in_bulk(spec.kv_format, tile):
             return f"a warp looks up {_LOOKED_UP} keys of such blocks, and it has {tile.keys}"
@@ -140,7 +139,9 @@ class Hopper(TwoRoles):
     def has_sine_recurrence(self, spec: AttentionSpec, tile: TileConfig) -> bool:
         """Where rows lie evenly, and have warps of their own that transform them."""
         listed = spec.kv_format.composed or spec.kv_format.column_positions
-        return self.transforms == "auto" and self._has_group(spec, tile) and not listed
+        if listed or spec.is_narrow:
+            return False
+        return self.transforms == "auto" and self._has_group(spec, tile)
 
     def _has_group(self, spec: AttentionSpec, tile: TileConfig) -> bool:
         """Whether four warps of their own transform what was staged, if no decodes need them."""
@@ -164,7 +165,7 @@ class Hopper(TwoRoles):
 
         Queries of the next item are copied early if there is room for two tiles of them.
         """
-        if work.rows <= WARPGROUP_ROWS or spec.is_narrow:
+        if work.rows <= WARPGROUP_ROWS or _narrow_obstacle(spec):
             return
         block = spec.kv_format.block_kv
         if not _three_groups_obstacle(spec) and _suits_blocks(96, block):
@@ -188,7 +189,7 @@ class Hopper(TwoRoles):
 
     def passed_over(self, spec: AttentionSpec, arch: Arch, work: Work) -> str | None:
         suits = self.compiles_for(arch) and work.rows > WARPGROUP_ROWS
-        return _NO_NARROW_KEYS if suits and spec.is_narrow else None
+        return _narrow_obstacle(spec) if suits else None
 
     def weighed(self, spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
         return self.tiles(spec, arch, Work(rows=WARPGROUP_ROWS + 1))[::-1]
@@ -245,7 +246,11 @@ def _swizzled_lanes(spec: AttentionSpec) -> int:
     return 64 if all(dim % 64 == 0 for dim in padded_dims(spec)) else 32
 
 
-_NO_NARROW_KEYS = "the Hopper template takes no 8-bit keys"
+def _narrow_obstacle(spec: AttentionSpec) -> str | None:
+    """Why 8-bit keys and values cannot be widened where they land (decision 0058), or None."""
+    if not spec.is_narrow or padded_dims(spec) == (_WIDENED_LANES, _WIDENED_LANES):
+        return None
+    return f"the Hopper template takes 8-bit keys and values of {_WIDENED_LANES} lanes alone"
 
 
 def _size_obstacle(tile: TileConfig) -> str | None:
@@ -266,14 +271,16 @@ def _size_obstacle(tile: TileConfig) -> str | None:
 
 
 def _has_transformer(spec: AttentionSpec) -> bool:
-    """Whether four warps of their own can transform what was staged; else those that compute do.
+    """Whether four warps of their own can transform or widen what was staged; else consumers do.
 
     Accumulators of wide heads leave them no registers, nor does what a thread keeps of more than
     64 lanes where a hook both reduces and reads other lanes than its own (norms with RoPE).
     """
     roots = [spec.variant.hooks[hook] for hook in _TRANSFORMS if hook in spec.variant.hooks]
+    if not roots:
+        return spec.is_narrow
     most = 64 if reduces_lanes(*roots) and reads_other_lanes(*roots) else 128
-    return bool(roots) and max(spec.head_dim_qk, spec.head_dim_v) <= most
+    return max(spec.head_dim_qk, spec.head_dim_v) <= most
 
 
 def _three_groups_obstacle(spec: AttentionSpec) -> str | None:

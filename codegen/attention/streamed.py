@@ -39,12 +39,16 @@ class Streamed(Staged):
     Attributes:
         sm_bandwidth: GB/s that one SM of an H200 reads beside others that compute, by the rows of
             the tile. Those of 8 rows read 60 by tensor copies and 58 by addresses.
+        narrow_sm_bandwidth: the same of 8-bit keys and values, which take as many instructions.
     """
 
     streams = True
     recorded = MappingProxyType({"sm_90a": _ON_H200})
     sm_bandwidth: ClassVar[Mapping[int, int]] = MappingProxyType(
         {TURNED_ROWS: 60, STREAMED_ROWS: 52}
+    )
+    narrow_sm_bandwidth: ClassVar[Mapping[int, int]] = MappingProxyType(
+        {TURNED_ROWS: 42, STREAMED_ROWS: 34}
     )
     remedy = "Use a tile such as TileConfig(16, 128, warps=4)."
 
@@ -110,7 +114,7 @@ class StreamedInBoxes(Streamed):
     """Beside a Hopper tile, by maps of the boxes that it has: whole small blocks."""
 
     def copies_boxes(self, spec: AttentionSpec, tile: TileConfig) -> bool:
-        """Blocks of which any tile of keys has whole ones, and keys that no hook changes.
+        """Blocks of which any tile of keys has whole ones, and 16-bit keys that no hook changes.
 
         Threads of a tile of 16 rows have no registers left to keep where boxes go: it took up to
         1.3 times as long with them.
@@ -118,4 +122,5 @@ class StreamedInBoxes(Streamed):
         kv_format, hooks = spec.kv_format, spec.variant.hooks
         changes = "key_transform" in hooks or "value_transform" in hooks
         has_boxes = kv_format.block_kv in _BOXES and not kv_format.column_positions
-        return tile.rows == TURNED_ROWS and has_boxes and not changes
+        suits = tile.rows == TURNED_ROWS and has_boxes
+        return suits and not changes and not spec.is_narrow

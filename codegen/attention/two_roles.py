@@ -24,11 +24,13 @@ class TwoRoles(CudaTemplate):
         decodes: the template of the role with few rows.
         prefill_ps: picoseconds that an SM of an H200 takes for 128 rows by 128 keys of 128 lanes,
             in both products, of 16-bit elements.
+        narrow_ps: the same where keys and values have 8 bits, and are widened for it.
     """
 
     takes_roles = True
     decodes: ClassVar[Streamed] = Streamed()
     prefill_ps: ClassVar[int]
+    narrow_ps: ClassVar[int]
 
     @abstractmethod
     def cta_threads(self, spec: AttentionSpec, tile: TileConfig) -> int:

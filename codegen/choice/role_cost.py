@@ -20,12 +20,6 @@ _BANDWIDTH = 4200  # GB/s that decoding reads on all SMs
 # Rows that a key costs a tile on a CPU beside its own, for being read. The kernel counts so too,
 # where it asks how many threads are worth starting.
 _ROWS_OF_A_KEY = 16
-# What two roles take longer than one tile to begin and to end, and 1 of so many of the time, which
-# is what they lose where one of them has hardly anything to do.
-_OPENING = 3_000_000  # picoseconds
-_SPREAD = 25
-# One tile takes so much longer for decodes than memory does, since most of its rows are empty.
-_LONGER = 8
 _NEVER = 2**31 - 1  # CTAs that saturate memory where nobody has measured any that do
 
 
@@ -37,11 +31,14 @@ class RoleCost:
         prefill, decode: picoseconds that one SM takes for a key tile of each; on a CPU they are
             known in proportion alone.
         saturating: SMs that decode as fast as memory lets all.
+        decode_in_tall: picoseconds that one SM computes if the tile of prefills takes the keys of
+            a decode's tile.
     """
 
     prefill: int
     decode: int
     saturating: int
+    decode_in_tall: int = 0
 
 
 def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
@@ -56,12 +53,34 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
     lanes = spec.head_dim_qk + spec.head_dim_v
     size = tile.rows * tile.keys * lanes * max(spec.dtype.bytes, _BYTES) // _BYTES
     read = tile.decode.keys * lanes * spec.stored_dtype.bytes
-    bandwidth = template.decodes.sm_bandwidth[tile.decode.rows]
+    narrow, decodes = spec.is_narrow, template.decodes
+    bandwidth = (decodes.narrow_sm_bandwidth if narrow else decodes.sm_bandwidth)[tile.decode.rows]
+    prefill = -(-size * (template.narrow_ps if narrow else template.prefill_ps) // _PREFILL_SIZE)
     return RoleCost(
-        prefill=-(-size * template.prefill_ps // _PREFILL_SIZE),
+        prefill=prefill,
         decode=-(-read * 1000 // bandwidth),
         saturating=-(-_BANDWIDTH // bandwidth),
+        decode_in_tall=prefill * tile.decode.keys // tile.keys,
     )
+
+
+class Margins(NamedTuple):
+    """What decides beside prices, fitted by `benchmarks/fit_roles.py`.
+
+    Attributes:
+        opening: picoseconds that two roles take longer than one tile to begin and to end.
+        spread: and 1 of so many of the time, which is what they lose where one of them has hardly
+            anything to do.
+        longer: one tile takes 1 of so many longer for decodes than memory does, since most of its
+            rows are empty.
+    """
+
+    opening: int = 3_000_000
+    spread: int = 25
+    longer: int = 8
+
+
+SHIPPED = Margins()
 
 
 class Forecast(NamedTuple):
@@ -70,32 +89,40 @@ class Forecast(NamedTuple):
     Attributes:
         in_turn: by one tile for all, which computes and reads in turn.
         at_once: by two roles, which do both at once.
+        margin: what beginning and ending two roles costs.
     """
 
     in_turn: int
     at_once: int
+    margin: int
 
     @property
     def pays(self) -> bool:
-        """Whether two roles are faster, by more than beginning and ending them costs."""
-        return self.in_turn - self.at_once >= _OPENING + self.in_turn // _SPREAD
+        """Whether two roles are faster, by more than they cost."""
+        return self.in_turn - self.at_once >= self.margin
 
 
-def forecast(cost: RoleCost, prefills: int, decodes: int, ctas: int) -> Forecast:
+def forecast(
+    cost: RoleCost, prefills: int, decodes: int, ctas: int, margins: Margins = SHIPPED
+) -> Forecast:
     """By batches on an H200 (decision 0056).
 
-    Two roles are done when memory has been read, or when all CTAs have done an equal share of all
-    work.
+    One tile for all takes for decodes what memory takes, or, for 8-bit keys, what it takes to
+    compute. Two roles are done when memory has been read, or when all CTAs have done an equal share
+    of all work.
 
     Args:
         cost: of the key tiles of both.
         prefills, decodes: key tiles of all heads.
         ctas: that may get work.
+        margins: what decides beside.
     """
     prefill, decode = prefills * cost.prefill, decodes * cost.decode
     reading = decode // min(cost.saturating, ctas)
-    in_turn = prefill // ctas + reading + reading // _LONGER
-    return Forecast(in_turn, max(reading, (prefill + decode) // ctas))
+    alone = max(reading + reading // margins.longer, decodes * cost.decode_in_tall // ctas)
+    in_turn = prefill // ctas + alone
+    at_once = max(reading, (prefill + decode) // ctas)
+    return Forecast(in_turn, at_once, margins.opening + in_turn // margins.spread)
 
 
 def role_cost_on_cpu(tile: TileConfig) -> RoleCost:

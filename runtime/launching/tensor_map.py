@@ -21,6 +21,7 @@ Encode = Callable[[int], bytes]  # from an address to the bytes of a map
 # read theirs once. A row of 128 lanes comes in two boxes. With 256 bytes for either, prefills are 2
 # to 4 % faster on an H200, and decodes read 4.2 TB/s; with 128 as much as by addresses, 4.5.
 _FETCHED, _FETCHED_ONCE = "L2_256B", "L2_128B"
+_TYPES = {torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16"}
 _KEPT = 512  # pairs of tensors, such as the layers of a model
 
 
@@ -33,9 +34,10 @@ class TensorMaps:
         block = geometry.kv_format.block_kv
         self._box_tokens = min(tile.keys, block) if block else tile.keys
         dims = geometry.head_dim_qk, geometry.head_dim_v
-        self._box_lanes = 64 if all(-(-dim // 32) % 2 == 0 for dim in dims) else 32
+        self._swizzle = 128 if all(-(-dim // 32) % 2 == 0 for dim in dims) else 64
+        self._box_lanes = self._swizzle // geometry.kv_dtype.itemsize
         self._fetched = (_FETCHED,) if tile.decode is None else (_FETCHED, _FETCHED_ONCE)
-        self._type = "FLOAT16" if geometry.dtype == torch.float16 else "BFLOAT16"
+        self._type = _TYPES.get(geometry.kv_dtype, "UINT8")  # what 8 bits stand for, kernels know
         self._layout: tuple[object, ...] = ()
         self._maps: MapsOfLayout | None = None
 
@@ -78,14 +80,13 @@ class TensorMaps:
                 name=name, got=tensor.stride(), expected="the strides must be multiples of 16 bytes"
             )
         driver = self._driver
-        swizzle = "128B" if self._box_lanes == 64 else "64B"
         rest = (
             [driver.cuuint64_t(size) for size in (lanes, tokens, heads, blocks)],
             [driver.cuuint64_t(stride) for stride in strides],
             [driver.cuuint32_t(size) for size in (self._box_lanes, self._box_tokens, 1, 1)],
             [driver.cuuint32_t(1)] * 4,
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
+            getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{self._swizzle}B"),
             getattr(driver.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{fetched}"),
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

@@ -221,11 +221,14 @@ def test_narrow_keys_and_values(name: str) -> None:
     assert spilled(compile_portable(of, tile, arch)) == 0
 
 
-def test_narrow_keys_have_tiles_of_the_portable_template() -> None:
-    for rows in (1, 50, 1000):
-        choice = choose_tile(spec(stored="float8_e4m3fn"), arch_named("sm_90a"), rows)
+def test_narrow_keys_have_tiles_of_hopper_if_those_of_128_lanes() -> None:
+    for rows, dim in ((1, 128), (50, 128), (1000, 64), (1000, 256)):
+        of = spec(head_dim=dim, stored="float8_e4m3fn")
+        choice = choose_tile(of, arch_named("sm_90a"), rows)
         assert choice.tile.template == "portable"
-    assert "Hopper template takes no 8-bit keys" in choice.reason
+    assert "8-bit keys and values of 128 lanes alone" in choice.reason
+    choice = choose_tile(spec(head_dim=128, stored="float8_e4m3fn"), arch_named("sm_90a"), 1000)
+    assert choice.tile.template == "hopper"
 
 
 def test_few_items_have_an_sm_alone() -> None:

@@ -46,12 +46,22 @@ def spec(
         spec(lanes=64),
         spec(lanes=256),
         spec(wl.Causal() & wl.Rope()),
-        spec(stored="float8_e4m3fn"),
+        spec(wl.TokenKVScale(), stored="float8_e4m3fn"),
     ],
-    ids=["64 lanes", "256 lanes", "rope", "fp8"],
+    ids=["64 lanes", "256 lanes", "rope", "a scale of each token"],
 )
 def test_what_has_one_tile(refused: AttentionSpec) -> None:
     assert role_choices(refused, SM90, 4) == ()
+
+
+@pytest.mark.parametrize("variant", [CAUSAL, wl.HeadKVScale()], ids=["plain", "scaled"])
+def test_8_bit_caches_have_two_roles(variant: Variant) -> None:
+    for stored in ("float8_e4m3fn", "float8_e5m2", "int8"):
+        of = spec(variant, stored=stored)
+        tile = role_choices(of, SM90, 4)[0].tile
+        assert tile.decode is not None and tile.decode.rows == 8
+        assert HOPPER.constants(of, tile)["transformer"] is False
+        assert not HOPPER.decodes.copies_boxes(of, tile.decode)
 
 
 def test_rotated_queries_change_no_tile() -> None:

@@ -29,7 +29,9 @@ def test_prices_follow_flops_and_bytes() -> None:
     assert half.prefill == 900_000 and half.decode == found.decode
     assert role_cost(spec(128), replace(TILE, template="portable")).prefill > found.prefill
     small = role_cost(spec(128, "int8"), TILE)
-    assert small.prefill == found.prefill and 0 <= 2 * small.decode - found.decode <= 2
+    # widening takes a prefill time, and a decode as many instructions for half the bytes
+    assert small.prefill == 2_800_000 and small.saturating == -(-4200 // 34)
+    assert small.decode == -(-64 * 256 * 1000 // 34) and small.decode_in_tall == 1_400_000
 
 
 def test_two_roles_pay_where_overlapping_saves_more_than_it_takes() -> None:
@@ -45,6 +47,8 @@ def test_two_roles_pay_where_overlapping_saves_more_than_it_takes() -> None:
     assert not does(10_000, 100) and does(10_000, 1000)
     assert not forecast(cost, 0, 0, 100).pays
     assert not does(100, 100, ctas=50)  # so few read no faster together than one by one
+    told = forecast(replace(cost, decode_in_tall=4_000_000), 100 * 100, 50 * 100, 100)
+    assert told.in_turn == 300 * 10**6 and told.at_once == 150 * 10**6  # what is not read in time
 
 
 def test_a_key_costs_a_tile_of_a_cpu_its_rows_and_some_more() -> None:

@@ -180,7 +180,12 @@ def test_a_tile_of_no_template_is_refused() -> None:
         render_cuda(spec(64, wl.Ragged()), TileConfig(64, 64, template="blackwell"), c_structs())  # type: ignore[arg-type]
 
 
-def test_the_hopper_template_refuses_keys_of_8_bits() -> None:
-    of = AttentionSpec(trace(wl.Causal()), 128, 128, bfloat16, wl.Ragged(), kv_dtype("int8"))
-    with pytest.raises(UnsupportedSpec, match=r"hopper 128x64.* no 8-bit keys.* portable"):
-        render_cuda(of, TileConfig(128, 64, 8, 2, "hopper"), c_structs())
+def test_the_hopper_template_takes_keys_of_8_bits_of_128_lanes_alone() -> None:
+    tile = TileConfig(128, 64, 8, 2, "hopper")
+    for dims in ((128, 128), (112, 128)):
+        of = AttentionSpec(trace(wl.Causal()), *dims, bfloat16, wl.Ragged(), kv_dtype("int8"))
+        assert "KvElement = warploom::i8_t" in render_cuda(of, tile, c_structs()).text
+    for dims in ((64, 64), (96, 96), (128, 64), (256, 256)):
+        of = AttentionSpec(trace(wl.Causal()), *dims, bfloat16, wl.Ragged(), kv_dtype("int8"))
+        with pytest.raises(UnsupportedSpec, match=r"hopper 128x64.*of 128 lanes alone.*portable"):
+            render_cuda(of, tile, c_structs())

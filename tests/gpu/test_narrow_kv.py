@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.gpu
 E4M3, E5M2, I8 = "float8_e4m3fn", "float8_e5m2", "int8"
 SMALL, DEEP = TileConfig(16, 32, 2, 3), TileConfig(16, 128, 4, 2)
 EIGHT = TileConfig(8, 128, 4, 2)
+WIDE, PAIR = TileConfig(64, 128, 4, 2, "hopper", 2), TileConfig(128, 128, 8, 2, "hopper", 2)
 MIDDLE, TALL = TileConfig(64, 32, 2, 2), TileConfig(128, 64, 8, 2)
 SINGLE = TileConfig(1, 128, 4, 1)
 POOL = [
@@ -60,6 +62,13 @@ POOL = [
     (wl.KVScale(0.2, 0.1), Setup(wl.Paged(1), "bfloat16", 128, 128, "cuda", SMALL, I8)),
     (wl.Causal() & wl.Rope(), Setup(wl.Paged(16), "float16", 64, 64, "cuda", MIDDLE, I8)),
     (wl.HeadKVScale(), Setup(wl.Ragged(), "bfloat16", 128, 128, "cuda", TALL, I8)),
+    (wl.Causal(), Setup(wl.Paged(16), "bfloat16", 128, 128, "cuda", PAIR, E4M3)),
+    (wl.HeadKVScale(), Setup(wl.Ragged(), "float16", 128, 128, "cuda", WIDE, I8)),
+    (wl.SlidingWindow(40), Setup(wl.Paged(7), "bfloat16", 112, 128, "cuda", PAIR, E5M2)),
+    (wl.Causal() & wl.Rope(), Setup(wl.Paged(16), "bfloat16", 128, 128, "cuda", PAIR, E4M3)),
+    (wl.TokenKVScale(), Setup(wl.Paged(1), "float16", 128, 128, "cuda", PAIR, E4M3)),
+    (wl.FlashSigmoid(bias=-2.0), Setup(wl.Dense(), "bfloat16", 128, 128, "cuda", PAIR, E5M2)),
+    (wl.Causal(), Setup(wl.BlockSparse(block=(16, 8)), "float16", 128, 128, "cuda", WIDE, E4M3)),
 ]
 
 
@@ -94,6 +103,27 @@ def test_every_number_is_widened_exactly(kv_dtype: Any, dtype: Any, cuda: Any) -
     k = torch.where(finite, k.float(), 0.0).to(kv_dtype)
     _, lse = wl.attention(eye, k, v, sm_scale=1.0, return_lse=True)
     torch.testing.assert_close(lse.flatten(), k.flatten().float(), rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("decode", [None, EIGHT], ids=["by a group", "by consumers"])
+def test_hopper_widens_every_number_exactly(
+    kv_dtype: Any, dtype: Any, decode: Any, cuda: Any
+) -> None:
+    """Row r of the queries asks key r by its own lane, and one key is all that a row sees."""
+    codes = torch.arange(256, device=cuda, dtype=torch.uint8).view(2, 128).view(kv_dtype)
+    codes = torch.where(codes.float().isfinite(), codes.float(), 0.0).to(kv_dtype)
+    kv = codes.view(2, 1, 1, 128)  # two requests of one key
+    q = torch.eye(128, device=cuda, dtype=dtype).repeat(2, 1).view(256, 1, 128)
+    attention = wl.AttentionWrapper(
+        kv_format=wl.Paged(1), num_q_heads=1, head_dim=128, dtype=dtype, kv_dtype=kv_dtype,
+        device=cuda, tile=replace(PAIR, decode=decode), sm_scale=1.0,
+    )  # fmt: skip
+    attention.plan([0, 128, 256], [0, 1, 2], [0, 1], [1, 1])
+    out, lse = attention.run(q, (kv, kv), return_lse=True)
+    assert torch.equal(out.view(2, 128, 128), codes.to(dtype)[:, None].expand(2, 128, 128))
+    torch.testing.assert_close(lse.flatten(), codes.flatten().float(), rtol=1e-6, atol=0.0)
 
 
 def test_what_does_not_fit_is_refused(cuda: Any) -> None:

@@ -117,10 +117,18 @@ def test_query_heads_are_alone_or_many_to_a_key_head(
         (wl.Causal() & wl.HeadKVScale(), wl.Ragged(), "float16", EIGHT),
         (wl.Causal() & wl.SoftCap(20.0), wl.Composed(16), "bfloat16", PORTABLE),
         (wl.Causal() & QueryRope(), wl.Paged(1), "bfloat16", EIGHT),
+        (wl.Causal(), wl.Paged(16), "bfloat16", CHOSEN),
+        (wl.Causal() & wl.HeadKVScale(), wl.Paged(1), "float16", TALLER),
+        (wl.Causal() & wl.SoftCap(20.0), wl.Composed(16), "bfloat16", CHOSEN),
+        (wl.Causal() & QueryRope(), wl.Ragged(), "bfloat16", CHOSEN),
+        (wl.Causal() & wl.TokenKVScale(), wl.Paged(16), "bfloat16", CHOSEN),
     ],
-    ids=["causal", "scales", "shared keys, cap", "rotated queries"],
+    ids=[
+        *("portable", "portable, scales", "portable, shared keys, cap", "portable, queries"),
+        *("hopper", "hopper, scales", "hopper, shared keys, cap", "hopper, queries", "of tokens"),
+    ],
 )
-def test_portable_tiles_of_two_roles_read_8_bit_caches(
+def test_tiles_of_two_roles_read_8_bit_caches(
     monkeypatch: pytest.MonkeyPatch,
     variant: Variant,
     kv_format: KVFormat,

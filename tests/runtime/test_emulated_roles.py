@@ -157,12 +157,18 @@ NARROW = [
     (wl.Causal() & wl.HeadKVScale(), Setup(wl.Ragged(), "float16", 64, 64, "cpu", EIGHT, E4M3)),
     (wl.Causal() & wl.SoftCap(5.0), Setup(wl.Composed(16), "bfloat16", 64, 64, "cpu", WIDE, E4M3)),
     (wl.Causal() & QueryRope(), Setup(wl.Paged(3), "bfloat16", 128, 128, "cpu", SHORT, E4M3)),
+    # widened by the warps that compute
+    (wl.Causal(), Setup(wl.Paged(16), "bfloat16", 128, 128, "cpu", TURNED, E4M3)),
+    (wl.Causal() & wl.HeadKVScale(), Setup(wl.Ragged(), "float16", 128, 128, "cpu", TALL, "int8")),
+    (wl.Causal() & wl.SoftCap(5.0), Setup(wl.Paged(3), "bfloat16", 128, 128, "cpu", SMALL, E4M3)),
+    (wl.Causal() & wl.Rope(), Setup(wl.Composed(16), "bfloat16", 128, 128, "cpu", TURNED, E4M3)),
+    (wl.TokenKVScale(), Setup(wl.Ragged(), "bfloat16", 128, 128, "cpu", TURNED, "float8_e5m2")),
 ]
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("case", range(len(NARROW)))
-def test_portable_tiles_of_two_roles_read_8_bit_caches(emulator: Emulator, case: int) -> None:
+def test_two_roles_read_8_bit_caches(emulator: Emulator, case: int) -> None:
     variant, setup = NARROW[case]
     for order, lengths in enumerate([*MIXES[:3], GROUPED[0]]):
         check_groups(emulator, variant, setup, lengths, order + 3, 8 if order == 3 else 4)

@@ -58,7 +58,7 @@ def test_batches_that_are_not_mixed_need_no_reason(planner: MakePlanner) -> None
     [
         ({}, "sm_80", "two roles are not measured on sm_80"),
         ({"head_dim": 64}, "sm_90a", "heads of other than 128 lanes"),
-        ({"kv_dtype": "float8_e4m3fn"}, "sm_90a", "no 8-bit keys"),
+        ({"variant": wl.TokenKVScale(), "kv_dtype": "int8"}, "sm_90a", "value_transform would run"),
         ({"variant": wl.Causal() & wl.Rope()}, "sm_90a", "key_transform would run"),
         ({"batch_invariant": True}, "sm_90a", "batch_invariant=True wants one kernel"),
         ({"bounds": replace(BOUNDS, max_q_rows=41)}, "sm_90a", "taken for decodes alone"),

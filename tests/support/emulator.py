@@ -24,6 +24,7 @@ EMULATION = Path(__file__).resolve().parents[1] / "emulation"
 BUILT = EMULATION.parents[1] / "build" / "std"
 TEMPLATES = Path(warploom.templates.__file__).parent
 CTAS = 5
+TYPES = {"FLOAT16": 2, "BFLOAT16": 2, "UINT8": 1}
 
 _HARNESS = """
 namespace warploom {
@@ -70,6 +71,9 @@ class Driver:
     """Of CUDA's driver, what describes tensors to the copy engine."""
 
     cuuint32_t = cuuint64_t = int
+    CUtensorMapDataType = SimpleNamespace(  # bytes of an element stand for its type
+        **{f"CU_TENSOR_MAP_DATA_TYPE_{name}": size for name, size in TYPES.items()}
+    )
 
     def __getattr__(self, name: str) -> Any:
         return mock.Mock()  # names of options, which mean nothing here
@@ -78,7 +82,7 @@ class Driver:
         self, kind: int, rank: int, address: int, sizes: Any, strides: Any, box: Any, *rest: Any
     ) -> tuple[int, Any]:
         """A map as `tests/emulation/warploom/hopper/ptx.cuh` reads it."""
-        words = (address, *sizes, *strides, *box[:2])
+        words = (address, *sizes, *strides, *box[:2], kind)
         kept = ctypes.create_string_buffer(struct.pack(f"={len(words)}Q", *words), 128)
         return 0, SimpleNamespace(getPtr=lambda: ctypes.addressof(kept))
 

@@ -12,6 +12,7 @@ from warploom.runtime.trials.case import Setup
 ONE, TWO = TileConfig(64, 128, 4, 2, "hopper", 2), TileConfig(128, 128, 8, 2, "hopper", 1)
 WIDE, THIRDS = TileConfig(128, 64, 8, 2, "hopper", 1), TileConfig(128, 96, 8, 2, "hopper", 1)
 THREE, DEEP = TileConfig(192, 96, 12, 3, "hopper", 2), TileConfig(192, 64, 12, 4, "hopper", 1)
+E4M3 = "float8_e4m3fn"
 
 
 # Three groups read no fields, so that these have their numbers in the kernel.
@@ -71,6 +72,12 @@ def of(
     return Setup(kv_format, dtype, dim, dim_v or dim, tile=tile)
 
 
+def narrow(
+    kv_format: KVFormat, dtype: str, tile: TileConfig, kv_dtype: str, dim: int = 128
+) -> Setup:
+    return Setup(kv_format, dtype, dim, dim, tile=tile, kv_dtype=kv_dtype)
+
+
 JOBS = [
     (wl.Causal(), of(wl.Ragged(), "float16", 128, ONE)),
     (wl.Causal() & wl.Rope(), of(wl.Paged(16), "bfloat16", 128, ONE)),
@@ -114,4 +121,13 @@ JOBS = [
     (wl.Variant(), of(wl.Ragged(), "float16", 192, TWO, 128)),
     (wl.Variant(), of(wl.Paged(16), "float16", 96, TWO, 64)),
     (wl.Causal(), of(wl.Ragged(), "bfloat16", 96, WIDE, 224)),
+    # 8-bit keys and values, widened where they landed or transformed on the way.
+    (wl.Causal(), narrow(wl.Paged(16), "bfloat16", TWO, E4M3)),
+    (wl.Causal() & wl.HeadKVScale(), narrow(wl.Ragged(), "float16", ONE, "int8")),
+    (wl.Causal() & wl.SoftCap(5.0), narrow(wl.Paged(3), "bfloat16", TWO, "float8_e5m2")),
+    (wl.Causal() & wl.Rope(), narrow(wl.Paged(16), "bfloat16", ONE, E4M3)),
+    (wl.TokenKVScale(), narrow(wl.Ragged(), "bfloat16", TWO, E4M3)),
+    (wl.Causal() & wl.Alibi(), narrow(wl.Composed(16), "float16", TWO, E4M3)),
+    (wl.Variant(), narrow(wl.BlockSparse(block=(32, 16)), "float16", ONE, "int8", 112)),
+    (wl.QKNorm() & NormedValues(), narrow(wl.Rolling(100, 3), "bfloat16", TWO, E4M3)),
 ]

@@ -24,9 +24,10 @@ struct Arrivals {
   // Each lane that wrote positions arrives for itself.
   static constexpr int kKeys = kValues + (kBulk && K::Config::kColumnPositions ? kWarpSize : 0);
   // On the barriers that consumers wait for.
+  static constexpr int kChangers = Shared<K>::kWidensAhead ? kConsumers : kTransformer;
   static constexpr int kFullQueries = Shared<K>::kLandsQueries ? kTransformer : kQueries;
-  static constexpr int kFullKeys = (Shared<K>::kLandsKeys ? kTransformer : kKeys) + kColumnThreads;
-  static constexpr int kFullValues = Shared<K>::kLandsValues ? kTransformer : kValues;
+  static constexpr int kFullKeys = (Shared<K>::kLandsKeys ? kChangers : kKeys) + kColumnThreads;
+  static constexpr int kFullValues = Shared<K>::kLandsValues ? kChangers : kValues;
 };
 
 template <class K>

@@ -31,25 +31,25 @@ class BulkProducer {
       const int boxes = (min(end - visit.begin(), C::kKeys) + kBoxTokens - 1) / kBoxTokens;
       if constexpr (kOfValues) {
         barrier_wait(&barriers.v_empty[ring_.stage], ring_.phase ^ 1);
-        copy_tile<S::kDimV>(item, &item.p.v_map, barriers.v_copied(ring_.stage), visit, boxes,
-                            shared.values(ring_.stage), lane);
+        copy_tile<S::kHalfwordsV>(item, &item.p.v_map, barriers.v_copied(ring_.stage), visit, boxes,
+                                  shared.landed_values(ring_.stage), lane);
       } else {
         barrier_wait(&barriers.k_empty[ring_.stage], ring_.phase ^ 1);
         if constexpr (C::kColumnPositions) write_positions(item, visit, lane);
         if (lane == 0) barriers.visits[ring_.stage] = visit.before(next);
-        copy_tile<S::kDimQk>(item, &item.p.k_map, barriers.k_copied(ring_.stage), visit, boxes,
-                             shared.keys(ring_.stage), lane);
+        copy_tile<S::kHalfwordsQk>(item, &item.p.k_map, barriers.k_copied(ring_.stage), visit,
+                                   boxes, shared.landed_keys(ring_.stage), lane);
       }
       ring_.advance();
     }
   }
 
  private:
-  template <int kDim>
+  template <int kHalfwords>
   WL_FN static void copy_tile(const Item<K>& item, const void* map, Barrier* full,
                               const Visit& visit, int boxes, Element* to, int lane) {
-    constexpr int kPanels = kDim / S::kBlock;
-    if (lane == 0) barrier_arrive_expect(full, boxes * kBoxTokens * kDim * int(sizeof(Element)));
+    constexpr int kPanels = kHalfwords / S::kKvBlock;
+    if (lane == 0) barrier_arrive_expect(full, boxes * kBoxTokens * kHalfwords * 2);
     __syncwarp();
     for (int i = lane; i < boxes * kPanels; i += kWarpSize) {
       const int panel = i % kPanels, box = i / kPanels;  // panels of a block lie side by side
@@ -63,8 +63,9 @@ class BulkProducer {
           block = 0;
         }
       }
-      Element* target = to + panel * C::kKeys * S::kBlock + box * kBoxTokens * S::kBlock;
-      tma_load(map, full, target, panel * S::kBlock, token, item.tile().kv_head, block);
+      Element* target = to + (panel * C::kKeys + box * kBoxTokens) * S::kKvBlock;
+      tma_load(map, full, target, panel * S::kKvBlock * S::kPerHalfword, token, item.tile().kv_head,
+               block);
     }
   }
   WL_FN void write_positions(const Item<K>& item, const Visit& visit, int lane) {

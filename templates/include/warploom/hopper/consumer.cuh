@@ -30,15 +30,15 @@ class Consumer {
   static constexpr int kPingpongThreads = 2 * 128;  // of two neighbours
   static constexpr bool kTransformsQueries =
       Variant::kHasQueryTransform && !Shared<K>::kLandsQueries;
-  static constexpr bool kTransformsKeys = Variant::kHasKeyTransform && !Shared<K>::kLandsKeys;
-  static constexpr bool kTransformsValues = Variant::kHasValueTransform && !Shared<K>::kLandsValues;
+  static constexpr bool kChangesKeys = KeyRows<K>::kChanges && !Shared<K>::kLandsKeys;
+  static constexpr bool kChangesValues = ValueRows<K>::kChanges && !Shared<K>::kLandsValues;
   // Rows that a thread transforms at a time: as many as registers hold beside the accumulators.
   template <class Hook, class Lanes = HookLanes<Hook, K>>
   static constexpr int kBatch = C::kBulk && Lanes::kHalvesVectors && !Lanes::kIsValue &&
                                         Hook::kReductions <= (Hook::kHalves ? 0 : 1)
                                     ? 2
                                     : 1;
-  static constexpr bool kPingpong = kWarpgroups > 1 && !kTransformsKeys && !kTransformsValues;
+  static constexpr bool kPingpong = kWarpgroups > 1 && !kChangesKeys && !kChangesValues;
 
  public:
   WL_FN Consumer(Shared<K> shared, int group)
@@ -85,10 +85,12 @@ class Consumer {
     typename Mma::Probabilities probabilities;
     float rescale[Softmax<K>::kRows];
     int slot = slot_;  // of Shared::positions and column_states
+    widen_keys_ahead();
     Visit visit = wait_keys(item, slot);
     begin_pingpong();
     mma_.start_scores(query_ring_.stage, ring_.stage, scores);
     end_pingpong();
+    widen_ahead(columns(item, visit, slot), visit);
     Mma::template wait<0>();
     finish_scores(item, rows, bias, visit, slot, scores, softmax);
     follow(softmax, scores, rescale);  // O is empty: there is nothing to scale
@@ -103,6 +105,7 @@ class Consumer {
       wait_values(item, columns(item, visit, slot), visit, values);
       mma_.start_output(probabilities, values.stage, visit.is_first(), output);
       end_pingpong();
+      widen_ahead(columns(item, next, next_one), next);
       Mma::template wait<1>();
       finish_scores(item, rows, bias, next, next_one, scores, softmax);
       const bool moved = follow(softmax, scores, rescale);
@@ -196,15 +199,45 @@ class Consumer {
     fence_async_proxy();
     shared_.sync();
   }
-  template <class Hook, class Tile>
-  WL_FN void transform(const Item<K>& item, typename C::Element* staged,
-                       const Columns<K>& columns) const {
-    using Lanes = HookLanes<Hook, K>;
-    const unsigned thread = Lanes::kHalvesVectors ? unknown_thread(threadIdx.x) : threadIdx.x;
-    const typename Lanes::States lanes(item, thread);
-    transform_rows<Hook, Tile, C::kKeys, S::kThreads, kBatch<Hook>>(item, lanes, staged, thread,
-                                                                    columns);
+  template <class Of>
+  WL_FN void change(const Item<K>& item, typename C::Element* staged,
+                    const Columns<K>& columns) const {
+    if constexpr (Of::kTransforms) {
+      using Lanes = HookLanes<typename Of::Hook, K>;
+      const unsigned thread = Lanes::kHalvesVectors ? unknown_thread(threadIdx.x) : threadIdx.x;
+      const typename Lanes::States lanes(item, thread);
+      transform_staged<Of, S::kThreads, kBatch<typename Of::Hook>>(item, lanes, staged, thread,
+                                                                   columns);
+    } else {
+      widen_staged<Of, S::kThreads, C>(staged, threadIdx.x, columns);
+    }
     publish_to_all();
+  }
+
+  // While products run, so that the next ones find 16-bit numbers: the values of a tile, and the
+  // keys of the one behind it. What keys that do not exist hold, the mask hides.
+  WL_FN void widen_ahead(const Columns<K>& columns, const Visit& visit) {
+    if constexpr (Shared<K>::kWidensAhead) {
+      const Ring<C::kStages>& ring = value_ring_;
+      barrier_wait(&barriers_.v_landed[ring.stage], ring.phase);
+      widen_staged<ValueRows<K>, S::kThreads, C>(shared_.values(ring.stage), threadIdx.x, columns);
+      publish(barriers_.v_full[ring.stage]);
+      value_ring_.advance();
+      if (!visit.is_last()) widen_keys_ahead();
+    }
+  }
+  WL_FN void widen_keys_ahead() {
+    if constexpr (Shared<K>::kWidensAhead) {
+      barrier_wait(&barriers_.k_landed[key_ring_.stage], key_ring_.phase);
+      widen_staged<KeyRows<K>, S::kThreads, C>(shared_.keys(key_ring_.stage), threadIdx.x,
+                                               AllRows{});
+      publish(barriers_.k_full[key_ring_.stage]);
+      key_ring_.advance();
+    }
+  }
+  WL_FN static void publish(Barrier& full) {
+    fence_async_proxy();
+    barrier_tell(&full);
   }
 
   WL_FN void take_queries(const Item<K>& item) const {
@@ -223,9 +256,8 @@ class Consumer {
   WL_FN Visit wait_keys(const Item<K>& item, int slot) const {
     barrier_wait(&barriers_.k_full[ring_.stage], ring_.phase);
     const Visit visit = barriers_.visits[ring_.stage];
-    if constexpr (kTransformsKeys) {
-      transform<KeyHook<K>, KeyTile<K>>(item, shared_.keys(ring_.stage),
-                                        columns(item, visit, slot));
+    if constexpr (kChangesKeys) {
+      change<KeyRows<K>>(item, shared_.keys(ring_.stage), columns(item, visit, slot));
     } else if constexpr (!C::kBulk && !Shared<K>::kLandsKeys) {
       fence_async_proxy();
     }
@@ -240,12 +272,12 @@ class Consumer {
     // Unless keys are listed, the last tile of an item alone lacks some: a loop over the others has
     // no code for it.
     const bool may_lack_some = C::kColumnPositions || visit.is_last();
-    const bool clears = may_lack_some && leaves_garbage(columns, visit);
+    const bool clears = !ValueRows<K>::kWidens && may_lack_some && leaves_garbage(columns, visit);
     // All warpgroups write the same zeros, so that none waits for another.
     if (clears) clear_absent<128>(columns, staged);
-    if constexpr (kTransformsValues) {
+    if constexpr (kChangesValues) {
       if (clears) shared_.sync();  // rows that do not exist are read, too, by other threads
-      transform<ValueHook<K>, ValueTile<K>>(item, staged, columns);
+      change<ValueRows<K>>(item, staged, columns);
     } else if constexpr (C::kBulk) {
       if (clears) {
         fence_async_proxy();
@@ -260,7 +292,7 @@ class Consumer {
   typename Shared<K>::Barriers& barriers_;
   int warpgroup_;
   Mma mma_;
-  Ring<C::kStages> ring_;
+  Ring<C::kStages> ring_, key_ring_, value_ring_;  // of products, and of what was widened
   Ring<C::kQueryStages> query_ring_;
   Ring<Shared<K>::kItemStages> item_ring_;
   int slot_ = 0;

@@ -13,8 +13,10 @@ class GatherProducer {
   using S = Sizes<K>;
   using C = typename K::Config;
   using Variant = typename K::Variant;
-  using CopyKeys = RowCopy<C::kKeys, C::kHeadDimQk, S::kDimQk, S::kBlock, kProducerThreads>;
-  using CopyValues = RowCopy<C::kKeys, C::kHeadDimV, S::kDimV, S::kBlock, kProducerThreads>;
+  using CopyKeys = RowCopy<C::kKeys, C::kHeadDimQk / S::kPerHalfword, S::kHalfwordsQk, S::kKvBlock,
+                           kProducerThreads>;
+  using CopyValues = RowCopy<C::kKeys, C::kHeadDimV / S::kPerHalfword, S::kHalfwordsV, S::kKvBlock,
+                             kProducerThreads>;
 
  public:
   WL_FN void copy(const Item<K>& item, unsigned thread) {
@@ -43,16 +45,16 @@ class GatherProducer {
       }
       if (thread == 0) barriers.visits[ring_.stage] = visit.before(next);
       slot_ = next_slot<K>(slot_);
-      const ShuffledRows<CopyKeys> keys{
-          at < 0 ? kAbsent : at * p.k_block_stride + token * p.k_token_stride, thread};
-      CopyKeys::copy(item.facts().keys + CopyKeys::column(thread), keys, shared.keys(ring_.stage),
-                     thread);
+      const ShuffledRows<CopyKeys> keys{offset(at, token, p.k_block_stride, p.k_token_stride),
+                                        thread};
+      CopyKeys::copy(halfwords(item.facts().keys) + CopyKeys::column(thread), keys,
+                     halfwords(shared.landed_keys(ring_.stage)), thread);
       arrive(barriers.k_copied(ring_.stage));
       barrier_wait(&barriers.v_empty[ring_.stage], ring_.phase ^ 1);
-      const ShuffledRows<CopyValues> values{
-          at < 0 ? kAbsent : at * p.v_block_stride + token * p.v_token_stride, thread};
-      CopyValues::copy(item.facts().values + CopyValues::column(thread), values,
-                       shared.values(ring_.stage), thread);
+      const ShuffledRows<CopyValues> values{offset(at, token, p.v_block_stride, p.v_token_stride),
+                                            thread};
+      CopyValues::copy(halfwords(item.facts().values) + CopyValues::column(thread), values,
+                       halfwords(shared.landed_values(ring_.stage)), thread);
       arrive(barriers.v_copied(ring_.stage));
       ring_.advance();
       visit = next;
@@ -61,6 +63,17 @@ class GatherProducer {
   }
 
  private:
+  // Of a token, in halfwords; strides that matter are multiples of 16 bytes.
+  WL_FN static long long offset(int block, int token, long long block_stride,
+                                long long token_stride) {
+    if (block < 0) return kAbsent;
+    return (block * block_stride + token * token_stride) / S::kPerHalfword;
+  }
+  WL_FN static const half_t* halfwords(const void* row) { return static_cast<const half_t*>(row); }
+  WL_FN static half_t* halfwords(typename C::Element* tile) {
+    return reinterpret_cast<half_t*>(tile);
+  }
+
   // Once for the copies, when they are complete, and once for ordinary stores.
   WL_FN static void arrive(Barrier* full) {
     arrive_after_copies(full);

@@ -1,6 +1,6 @@
 // The Hopper attention kernel (sm_90a): a producer warpgroup copies, one to three consumer
-// warpgroups of 64 rows compute, and where a hook transforms queries, keys or values, one more
-// warpgroup does that in between.
+// warpgroups of 64 rows compute, and where a hook transforms queries, keys or values, or these have
+// 8 bits, one more warpgroup does that in between.
 #pragma once
 
 #include <warploom/device/overlap.cuh>

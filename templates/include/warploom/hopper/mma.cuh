@@ -16,10 +16,10 @@ class WarpgroupMma {
   using S = Sizes<K>;
   using C = typename K::Config;
   using Queries = StagedOperand<QueryTile<K>>;
-  using Keys = StagedOperand<KeyTile<K>>;
-  using Values = StagedOperand<ValueTile<K>>;
+  using Keys = StagedOperand<typename Shared<K>::WideKeys>;
+  using Values = StagedOperand<typename Shared<K>::WideValues>;
   using ScoresWgmma = Wgmma<typename C::Element, C::kKeys>;
-  using OutputWgmma = Wgmma<typename C::Element, S::kDimV>;
+  using OutputWgmma = Wgmma<ValueElement<K>, S::kDimV>;
 
  public:
   using Scores = typename WarpMma<K>::Scores;
@@ -73,8 +73,8 @@ class WarpgroupMma {
     for (int n = 0; n < C::kKeys / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        probabilities[n / 2][n % 2 * 2 + i] = warploom::pack(
-            typename K::Config::Element{}, scores[0][n][2 * i], scores[0][n][2 * i + 1]);
+        probabilities[n / 2][n % 2 * 2 + i] =
+            warploom::pack(ValueElement<K>{}, scores[0][n][2 * i], scores[0][n][2 * i + 1]);
       }
     }
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <warploom/hopper/barrier.cuh>
+#include <warploom/hopper/wide_tiles.cuh>
 #include <warploom/staging/arena.cuh>
 #include <warploom/work/lists.cuh>
 #include <warploom/work/walk.cuh>
@@ -21,9 +22,11 @@ struct Shared {
   using Variant = typename K::Variant;
   using Element = typename C::Element;
   using At = typename C::SharedMemory;
+  using WideKeys = typename KeyRows<K>::Wide;
+  using WideValues = typename ValueRows<K>::Wide;
 
-  static_assert(!kHasTransformer<K> || Variant::kHasQueryTransform || Variant::kHasKeyTransform ||
-                    Variant::kHasValueTransform,
+  static_assert(!kHasTransformer<K> || Variant::kHasQueryTransform || KeyRows<K>::kChanges ||
+                    ValueRows<K>::kChanges,
                 "a group that transforms has something to do");
 
   // With two tiles of queries, the producer copies those of the next item while the consumers are
@@ -33,13 +36,19 @@ struct Shared {
     ItemFacts<K> facts;
     Row<K> rows[C::kRows];
   };
-  // A tile that a group transforms has landed before it is full.
+  // Without such a group consumers widen 8-bit keys and values a tile ahead, if no hook transforms
+  // either.
+  static constexpr bool kWidensAhead =
+      S::kNarrowKv && !kHasTransformer<K> && !KeyRows<K>::kTransforms && !ValueRows<K>::kTransforms;
+  // A tile that a group changes, or that is widened ahead, has landed before it is full.
   static constexpr bool kLandsQueries = kHasTransformer<K> && Variant::kHasQueryTransform;
   // Where keys are listed, who transforms values learns their positions with the keys.
   static constexpr bool kLandsKeys =
-      kHasTransformer<K> && (Variant::kHasKeyTransform ||
-                             (Variant::kHasValueTransform && C::kBulk && C::kColumnPositions));
-  static constexpr bool kLandsValues = kHasTransformer<K> && Variant::kHasValueTransform;
+      kWidensAhead ||
+      (kHasTransformer<K> &&
+       (KeyRows<K>::kChanges || (ValueRows<K>::kChanges && C::kBulk && C::kColumnPositions)));
+  static constexpr bool kLandsValues =
+      kWidensAhead || (kHasTransformer<K> && ValueRows<K>::kChanges);
   // Of a ring of tiles, and of items. Who copies keys says in `visits` which tile they are.
   struct Barriers {
     Barrier item_full[kItemStages], item_empty[kItemStages];
@@ -71,8 +80,8 @@ struct Shared {
   static constexpr int kBytes = At::kBytes;
 
   static_assert(At::kQueriesBytes == C::kQueryStages * QueryTile<K>::kBytes);
-  static_assert(At::kKeysBytes == C::kStages * KeyTile<K>::kBytes);
-  static_assert(At::kValuesBytes == C::kStages * ValueTile<K>::kBytes);
+  static_assert(At::kKeysBytes == C::kStages * WideKeys::kBytes);
+  static_assert(At::kValuesBytes == C::kStages * WideValues::kBytes);
   static_assert(At::kSlabBytes == kSlabRows * kSlabStride * 4);
   static_assert(At::kPositionsBytes == C::kColumnPositions * kSlots * C::kKeys * 4);
   static_assert(At::kColumnsBytes == kStagesColumns * kSlots * C::kKeys * int(sizeof(ColState)));
@@ -86,11 +95,14 @@ struct Shared {
     return reinterpret_cast<Element*>(base + At::kQueries) + stage * QueryTile<K>::kElements;
   }
   WL_FN Element* keys(int stage) const {
-    return reinterpret_cast<Element*>(base + At::kKeys) + stage * KeyTile<K>::kElements;
+    return reinterpret_cast<Element*>(base + At::kKeys) + stage * WideKeys::kElements;
   }
   WL_FN Element* values(int stage) const {
-    return reinterpret_cast<Element*>(base + At::kValues) + stage * ValueTile<K>::kElements;
+    return reinterpret_cast<Element*>(base + At::kValues) + stage * WideValues::kElements;
   }
+  // Where copies go.
+  WL_FN Element* landed_keys(int stage) const { return keys(stage) + KeyRows<K>::kLandsAt; }
+  WL_FN Element* landed_values(int stage) const { return values(stage) + ValueRows<K>::kLandsAt; }
   WL_FN float* slab_row(int row) const {
     return reinterpret_cast<float*>(base + At::kSlab) + row * kSlabStride;
   }

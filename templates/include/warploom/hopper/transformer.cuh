@@ -1,5 +1,5 @@
-// The group that transforms staged queries, keys and values in place, between the copies and the
-// products: consumers multiply while the next tile is transformed.
+// The group that transforms staged queries, keys and values in place, or widens those of 8 bits,
+// between the copies and the products: consumers multiply while the next tile is transformed.
 #pragma once
 
 #include <warploom/hooks/sine_recurrence.cuh>
@@ -22,8 +22,10 @@ class Transformer {
   using Kept = cute::conditional_t<has_sine_recurrence<Hook, K>(),
                                    RecurrentRows<Hook, Tile, C::kKeys, kThreads, K>,
                                    typename HookLanes<Hook, K>::States>;
-  using KeptOfKeys = Kept<KeyHook<K>, KeyTile<K>>;
-  using KeptOfValues = Kept<ValueHook<K>, ValueTile<K>>;
+  template <class Of>
+  using KeptOf = Kept<typename Of::Hook, typename Of::Wide>;
+  using KeptOfKeys = KeptOf<KeyRows<K>>;
+  using KeptOfValues = KeptOf<ValueRows<K>>;
 
  public:
   WL_FN explicit Transformer(Shared<K> shared)
@@ -57,25 +59,28 @@ class Transformer {
       const Columns<K> columns{item, visit, shared_.positions(slot_)};
       if constexpr (Shared<K>::kLandsKeys) {
         barrier_wait(&barriers_.k_landed[ring_.stage], ring_.phase);
-        if constexpr (Variant::kHasKeyTransform) {
-          transform<KeyHook<K>, KeyTile<K>>(item, of_keys, shared_.keys(ring_.stage), columns);
+        if constexpr (KeyRows<K>::kChanges) {
+          change<KeyRows<K>>(item, of_keys, shared_.keys(ring_.stage), columns);
         }
         publish(barriers_.k_full[ring_.stage]);
       }
-      if constexpr (Variant::kHasValueTransform) take_values(item, of_values, columns, visit);
+      if constexpr (ValueRows<K>::kChanges) take_values(item, of_values, columns, visit);
       slot_ = next_slot<K>(slot_);
       ring_.advance();
     }
   }
 
-  template <class Hook, class Tile>
-  WL_FN void transform(const Item<K>& item, const Kept<Hook, Tile>& kept,
-                       typename C::Element* staged, const Columns<K>& columns) const {
-    if constexpr (has_sine_recurrence<Hook, K>()) {
+  template <class Of>
+  WL_FN void change(const Item<K>& item, const KeptOf<Of>& kept, typename C::Element* staged,
+                    const Columns<K>& columns) const {
+    using Hook = typename Of::Hook;
+    if constexpr (!Of::kTransforms) {
+      widen_staged<Of, kThreads, C>(staged, thread_, columns);
+    } else if constexpr (has_sine_recurrence<Hook, K>()) {
+      static_assert(!Of::kWidens, "as Hopper.has_sine_recurrence says");
       kept.transform(staged, columns);
     } else {
-      transform_rows<Hook, Tile, C::kKeys, kThreads, kBatch<Hook>>(item, kept, staged, thread_,
-                                                                   columns);
+      transform_staged<Of, kThreads, kBatch<Hook>>(item, kept, staged, thread_, columns);
     }
   }
 
@@ -83,11 +88,11 @@ class Transformer {
                          const Columns<K>& columns, const Visit& visit) {
     barrier_wait(&barriers_.v_landed[ring_.stage], ring_.phase);
     typename C::Element* staged = shared_.values(ring_.stage);
-    if (leaves_garbage(columns, visit)) {
+    if (!ValueRows<K>::kWidens && leaves_garbage(columns, visit)) {
       clear_absent<kThreads>(columns, staged);
       sync();  // rows that do not exist are read, too, by other threads
     }
-    transform<ValueHook<K>, ValueTile<K>>(item, of_values, staged, columns);
+    change<ValueRows<K>>(item, of_values, staged, columns);
     publish(barriers_.v_full[ring_.stage]);
   }
 

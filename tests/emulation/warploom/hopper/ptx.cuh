@@ -13,7 +13,7 @@ struct alignas(64) TensorMap {
   const char* first;
   unsigned long long sizes[4];    // lanes, tokens, heads, blocks
   unsigned long long strides[3];  // bytes from token to token, head to head, block to block
-  unsigned long long box_lanes, box_tokens;
+  unsigned long long box_lanes, box_tokens, lane_bytes;
 };
 
 }  // namespace warploom
@@ -74,18 +74,18 @@ inline void tma_load(const void* map, Barrier* barrier, void* smem, int column, 
                      int block) {
   const TensorMap of = *static_cast<const TensorMap*>(map);
   fibers::pending[fibers::running].push_back([=] {
-    const unsigned row_bytes = 2 * of.box_lanes;
+    const unsigned size = of.lane_bytes, row_bytes = size * of.box_lanes;
     const bool exists = head < of.sizes[2] && block < of.sizes[3];
     for (unsigned row = 0; row < of.box_tokens; ++row) {
       for (unsigned lane = 0; lane < of.box_lanes; ++lane) {
         unsigned short bits = 0;  // outside of the tensor
         if (exists && token + row < of.sizes[1] && column + lane < of.sizes[0]) {
           const char* from = of.first + (token + row) * of.strides[0] + head * of.strides[1] +
-                             block * of.strides[2] + 2 * (column + lane);
-          std::memcpy(&bits, from, sizeof(bits));
+                             block * of.strides[2] + size * (column + lane);
+          std::memcpy(&bits, from, size);
         }
-        const unsigned at = cute::cast_smem_ptr_to_uint(smem) + row * row_bytes + 2 * lane;
-        std::memcpy(shared_memory + cute::swizzled(at, row_bytes), &bits, sizeof(bits));
+        const unsigned at = cute::cast_smem_ptr_to_uint(smem) + row * row_bytes + size * lane;
+        std::memcpy(shared_memory + cute::swizzled(at, row_bytes), &bits, size);
       }
     }
     auto& state = BarrierState::of(barrier);

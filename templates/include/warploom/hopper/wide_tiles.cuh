@@ -1,0 +1,93 @@
+// What becomes of copied keys and values before Hopper's tensor cores read them, which multiply
+// staged tiles of 16-bit numbers: a hook transforms them, and those of 8 bits are widened.
+//
+// Tiles of 8 bits land in the place of what they become. A row of 128 numbers then fills the second
+// of two panels, of which both have the row in the end. So the threads that read a row are those
+// that write it, and no warp waits for another.
+#pragma once
+
+#include <warploom/device/widen.cuh>
+#include <warploom/hooks/tile_transform.cuh>
+
+namespace warploom::hopper {
+
+// What tensor cores multiply values as. 8-bit numbers and weights up to 256 are exact enough in
+// half precision, and widen for less.
+template <class K>
+using ValueElement = cute::conditional_t<Sizes<K>::kNarrowKv && !K::Variant::kHasValueTransform &&
+                                             K::Variant::kSoftmax,
+                                         half_t, typename K::Config::Element>;
+
+// A staged tile as it is copied and as it is multiplied; the same tile unless numbers have 8 bits.
+template <class WideElement, class HookOfRows, bool kHasHook, class LandedTile, class WideTile>
+struct StagedRows {
+  using Element = WideElement;
+  using Hook = HookOfRows;
+  using Landed = LandedTile;
+  using Wide = WideTile;
+  static constexpr bool kTransforms = kHasHook;
+  static constexpr bool kWidens = !cute::is_same_v<Landed, Wide>;
+  static constexpr bool kChanges = kTransforms || kWidens;
+  // Where copies go, in 16-bit units from the begin of the wide tile.
+  static constexpr int kLandsAt = Wide::kElements - Landed::kElements;
+  static_assert(!kWidens || (Wide::kWidth == 64 && Wide::kBytes == 2 * Wide::kPanelBytes &&
+                             Landed::kWidth == 64 && Landed::kBytes == Wide::kPanelBytes),
+                "a row of 8-bit numbers is one of two panels");
+};
+template <class K>
+using KeyRows = StagedRows<typename K::Config::Element, KeyHook<K>, K::Variant::kHasKeyTransform,
+                           KeyTile<K>, typename Operands<K>::WideKeys>;
+template <class K>
+using ValueRows = StagedRows<ValueElement<K>, ValueHook<K>, K::Variant::kHasValueTransform,
+                             ValueTile<K>, typename Operands<K>::WideValues>;
+
+// Through the hook; what was kept of lanes as for transform_rows.
+template <class Of, int kThreads, int kBatch, int kLanes, class K, class Rows>
+WL_FN void transform_staged(const Item<K>& item,
+                            const LaneStates<typename Of::Hook, K, kLanes>& states,
+                            typename K::Config::Element* staged, unsigned thread,
+                            const Rows& rows) {
+  using C = typename K::Config;
+  TileTransform<typename Of::Hook, typename Of::Landed, typename C::KvElement, typename Of::Wide,
+                C::kKeys, kThreads, kBatch, kLanes, K, Rows>(item, states, thread, rows)
+      .transform(staged + Of::kLandsAt, staged);
+}
+
+// Of rows that all are taken to exist.
+struct AllRows {
+  WL_FN static bool exists(int /*row*/) { return true; }
+};
+
+// 8-bit numbers without a hook, 16 of a row by each thread. Rows that do not exist become zeros.
+template <class Of, int kThreads, class C, class Rows>
+WL_FN void widen_staged(void* tile, unsigned thread, const Rows& rows) {
+  using KvElement = typename C::KvElement;
+  using Element = typename Of::Element;
+  auto* staged = static_cast<Element*>(tile);
+  constexpr int kRowThreads = 8, kRoundRows = kThreads / kRowThreads;
+  static_assert(C::kKeys % kRoundRows == 0 && kRoundRows % 8 == 0,
+                "rounds are whole swizzle patterns apart");
+  const unsigned row = thread / kRowThreads, part = thread % kRowThreads;
+  const Element* from = staged + Of::kLandsAt + Of::Landed::offset(row, part * kVector);
+  // Threads 4 to 7 have the second panel. They store their vectors the other way round, so that
+  // eight threads reach all banks.
+  const bool turns = part >= kRowThreads / 2;
+  Element* first = staged + Of::Wide::offset(row, 2 * kVector * part + turns * kVector);
+  Element* second = staged + Of::Wide::offset(row, 2 * kVector * part + !turns * kVector);
+#pragma unroll 2
+  for (int begin = 0; begin < C::kKeys; begin += kRoundRows) {
+    const int at = begin * Of::Wide::kWidth;
+    uint4 bytes = *reinterpret_cast<const uint4*>(from + at);
+    if (!rows.exists(begin + row)) bytes = make_uint4(0, 0, 0, 0);
+    uint4 low, high;
+    widen<KvElement>(bytes.x, Element{}, low.x, low.y);
+    widen<KvElement>(bytes.y, Element{}, low.z, low.w);
+    widen<KvElement>(bytes.z, Element{}, high.x, high.y);
+    widen<KvElement>(bytes.w, Element{}, high.z, high.w);
+    __syncwarp();  // the row was read
+    *reinterpret_cast<uint4*>(first + at) = turns ? high : low;
+    *reinterpret_cast<uint4*>(second + at) = turns ? low : high;
+  }
+}
+
+}  // namespace warploom::hopper
