@@ -125,12 +125,13 @@ def profiled(name: str, options: argparse.Namespace) -> tuple[list[int], list[di
 
 def rows(name: str, size: int, options: argparse.Namespace) -> list[Row]:
     asked, counts = profiled(name, options)
+    order = next((order for order in ORDERS if name.endswith(f", {order}")), "")
     without = counts[0][HITS]
     found = []
     for bytes_asked, count in zip(asked, counts, strict=True):
         params = {
-            "asked": bytes_asked, "bytes": size, "sms": options.sms, "hits": count[HITS],
-            "hits_without": without, "sectors": count[READS],
+            "asked": bytes_asked, "bytes": size, "order": order, "sms": options.sms,
+            "hits": count[HITS], "hits_without": without, "sectors": count[READS],
         }  # fmt: skip
         added = 100 * SECTOR * (count[HITS] - without) / bytes_asked if bytes_asked else None
         impl = f"{bytes_asked / MB:.3g} MB" if bytes_asked else "none"

@@ -17,12 +17,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
 import torch
 from harness import QUICK, Case, Check, Effort, Report, Row, copies_needed, placed, replay_times
+from prefetch import read_bandwidth
 from prefetch_readers import ORDERS, Reader, by_orders, step, weights
 from rich.table import Table
 from stand_in import StandIn
@@ -41,12 +43,16 @@ Way = tuple[str, str]  # a budget's name, and an order
 
 @dataclass(frozen=True)
 class Bench:
-    """One run: where, how carefully, by how many CTAs, and from how many graphs a figure comes."""
+    """One run: where, how carefully, by how many CTAs, and from how many graphs a figure comes.
+
+    `bandwidth` is that of memory, as a sum finds it in the same run.
+    """
 
     device: torch.device
     effort: Effort
     sms: int
     captures: int
+    bandwidth: float
 
     def rows(
         self, copies: Sequence[Mapping[str, Reader]], seconds: float, budgets: Sequence[float]
@@ -68,39 +74,27 @@ class Bench:
                 errors[way] = max(errors.get(way, 0.0), check.relative_error(thunks[0]()))
                 ms = replay_times(thunks, self.device, self.effort, check=check)
                 times.setdefault(way, []).append(1e3 * median(ms))
-
-        def taken(way: Way) -> list[float]:
-            return [round(us, 3) for us in times[way]]
-
-        without = median(times[NONE])
         for way, budget in turn[:-1]:
-            first = copies[0][way[1] or "rows"]
+            first, us = copies[0][way[1] or "rows"], median(times[way])
             params = {
-                "collective_us": 1e6 * seconds, "collective_sms": COLLECTIVE_SMS,
-                "budget": budget, "asked": self.asked(first, budget), "bytes": first.bytes,
-                "order": way[1], "sms": self.sms, "captures_us": taken(way),
-                "saved_us": round(without - median(times[way]), 3),
+                "collective_us": 1e6 * seconds, "bytes": first.bytes, "order": way[1],
+                **self.asked(first, budget), "saved_us": round(median(times[NONE]) - us, 3),
+                "captures_us": [round(one, 3) for one in times[way]],
             }  # fmt: skip
-            yield self.row(f"{first.name}, {1e6 * seconds:.0f} us", way, times[way], errors[way],
-                           len(copies), params)  # fmt: skip
+            yield Row(
+                NAME, f"{first.name}, {1e6 * seconds:.0f} us", ", ".join(filter(None, way)),
+                None if errors[way] else round(us, 3), "us", us / 1e3, min(times[way]) / 1e3,
+                max(times[way]) / 1e3, len(times[way]), len(copies), errors[way],
+                "wrong: another result with a prefetch" if errors[way] else "", params,
+            )  # fmt: skip
 
-    def asked(self, reader: Reader, budget: int) -> int:
-        """Bytes that a budget asks for, by a prefetch beside nothing."""
-        if not budget:
-            return 0
-        with reader.fetch(budget, self.sms) as asked:
-            return int(asked)
-
-    def row(
-        self, case: str, way: Way, times: Sequence[float], error: float, copies: int,
-        params: dict[str, object],
-    ) -> Row:  # fmt: skip
-        us = median(times)
-        return Row(
-            NAME, case, ", ".join(filter(None, way)), None if error else round(us, 3), "us",
-            us / 1e3, min(times) / 1e3, max(times) / 1e3, len(times), copies, error,
-            "wrong: another result with a prefetch" if error else "", params,
-        )  # fmt: skip
+    def asked(self, reader: Reader, budget: int) -> dict[str, object]:
+        """What stands in a row of a prefetch: who asks, beside whom, and for how many bytes."""
+        with reader.fetch(budget, self.sms) if budget else nullcontext(0) as asked:
+            return {
+                "sms": self.sms, "collective_sms": COLLECTIVE_SMS, "bandwidth": self.bandwidth,
+                "budget": budget, "asked": int(asked),
+            }  # fmt: skip
 
 
 def _difference(expected: torch.Tensor, output: object) -> float:
@@ -136,7 +130,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     device = options.device
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    bench = Bench(device, QUICK if options.tiny else EFFORT, options.sms, options.captures)
+    effort = QUICK if options.tiny else EFFORT
+    bandwidth = read_bandwidth(device, effort)
+    bench = Bench(device, effort, options.sms, options.captures, bandwidth)
     report = Report(NAME, device, options.out)
     budgets = TINY_BUDGETS if options.tiny else BUDGETS
     for name, outputs, inputs in weights(options.tiny):

@@ -21,6 +21,8 @@ def test_each_order_has_its_rows(
     orders.main(["--tiny", "--captures", "1", "--out", str(tmp_path)])
     _, rows = harness.load_rows(tmp_path / "prefetch_orders.jsonl")
     cases = [f"tiny, {us} us" for us in (10, 20, 40)]
+    granule = import_module("warploom.serving.prefetch.blocks").GRANULE
+    asked = [0, 16_000, 16_000, *[16_000 // granule * granule] * 2]
     assert [row.case for row in rows] == [case for case in cases for _ in range(5)]
     for case in cases:
         own = [row for row in rows if row.case == case]
@@ -31,11 +33,17 @@ def test_each_order_has_its_rows(
             at = row.params
             assert row.error == 0.0 and row.value > at["collective_us"]
             assert at["saved_us"] == pytest.approx(without - row.value, abs=2e-3)
-        asked = [row.params["asked"] for row in own]
-        granule = import_module("warploom.serving.prefetch.blocks").GRANULE
-        assert asked == [0, 16_000, 16_000, *[16_000 // granule * granule] * 2]
+        assert [row.params["asked"] for row in own] == asked
+        assert all(row.params["bandwidth"] > 0 for row in own)
         assert len(own[0].params["captures_us"]) == 2 and len(own[1].params["captures_us"]) == 1
     assert "us saved" in capsys.readouterr().out
+    fitter = import_module("fit_prefetch")  # one order at a time
+    kept = [row for row in rows if row.params["order"] in ("", "columns kept")]
+    assert [one.keep and one.ordered for one in fitter.timed_rows(kept)] == [True] * 3
+    assert [one.asked for one in fitter.timed_rows(kept)] == [asked[-1]] * 3
+    assert not any(one.ordered for one in fitter.timed_rows(rows)[::4])
+    fitter.main([str(tmp_path / "prefetch_orders.jsonl"), "--order", "columns kept"])
+    assert "tiny" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         orders.main(["--tiny", "--readers", "70B", "--out", str(tmp_path)])
 
