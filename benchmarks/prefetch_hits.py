@@ -1,9 +1,10 @@
-"""Hits in L2 of what was prefetched, as ncu counts them: a product and attention, by bytes.
+"""Hits in L2 of what was prefetched, as ncu counts them: products and attention, by bytes.
 
     python benchmarks/prefetch_hits.py [--sms 8] [--readers NAME ...] [--out FOLDER]
     python benchmarks/prefetch_hits.py --tiny            # small, on the CPU, with an ncu there
 
-A figure is the hits that a prefetch adds, in parts of the bytes that were asked for. ncu waits for
+A figure is the hits that a prefetch adds, in parts of the bytes that were asked for; of products in
+each order of `prefetch_readers.ORDERS`. ncu waits for
 all earlier work before a kernel, so that these are the hits behind a collective that lasts long
 enough: they say what L2 keeps, and that nothing of it is lost. Two metrics of one kernel may take
 two passes; then the whole script runs again (`--replay-mode application`), since ncu's own replay
@@ -18,19 +19,21 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 from harness import Report, Row, placed
-from prefetch_readers import Reader, keepers, readers, step
+from prefetch_readers import ORDERS, Reader, ordered, readers, step
 from stand_in import StandIn
 
 NAME = "prefetch_hits"
-READERS = "8B gate, up", "8B gate, up, kept", "8B keys"  # 235 and 134 MB: more than is asked for
-TINY_READERS = "tiny", "tiny, kept", "tiny keys"
+# of 235, 117 and 134 MB: more than is asked for
+PRODUCTS = "8B gate, up", "70B/TP8 gate, up"
+READERS = *(f"{name}, {order}" for name in PRODUCTS for order in ORDERS), "8B keys"
+TINY_READERS = *(f"tiny, {order}" for order in ORDERS), "tiny keys"
 BUDGETS = (4, 8, 12, 16, 24, 30, 40, 50, 60)  # MB
 TINY_BUDGETS = (0.03,)
 HITS, READS = "lts__t_sectors_op_read_lookup_hit.sum", "lts__t_sectors_op_read.sum"
@@ -40,12 +43,20 @@ RANGE = "read"
 MB = 10**6
 
 
-def read_each(reader: Reader, device: torch.device, budgets: Sequence[float], sms: int) -> None:
-    """Under ncu: one step without a prefetch and one for each budget; prints what was asked for."""
+def read_each(
+    make: Callable[[], Reader], device: torch.device, budgets: Sequence[float], sms: int
+) -> None:
+    """Under ncu: one step without a prefetch and one for each budget; prints what was asked for.
+
+    Each has memory of its own, of which nothing that was marked in an earlier step is left in L2.
+    """
     stand_in = StandIn(device, COLLECTIVE_SMS)
-    step(stand_in, reader, SECONDS, reader.least, sms)  # what is compiled at first use
-    asked = []
+    first = make()
+    step(stand_in, first, SECONDS, first.least, sms)  # what is compiled at first use
+    made, asked = [first], []
     for budget in (0, *budgets):
+        reader = make()
+        made.append(reader)  # so that no memory is used again
         if device.type == "cuda":
             torch.empty(1 << 28, device=device).zero_()  # nothing of the last step stays in L2
         size = round(budget * MB)
@@ -114,12 +125,13 @@ def profiled(name: str, options: argparse.Namespace) -> tuple[list[int], list[di
 
 def rows(name: str, size: int, options: argparse.Namespace) -> list[Row]:
     asked, counts = profiled(name, options)
+    order = next((order for order in ORDERS if name.endswith(f", {order}")), "")
     without = counts[0][HITS]
     found = []
     for bytes_asked, count in zip(asked, counts, strict=True):
         params = {
-            "asked": bytes_asked, "bytes": size, "sms": options.sms, "hits": count[HITS],
-            "hits_without": without, "sectors": count[READS],
+            "asked": bytes_asked, "bytes": size, "order": order, "sms": options.sms,
+            "hits": count[HITS], "hits_without": without, "sectors": count[READS],
         }  # fmt: skip
         added = 100 * SECTOR * (count[HITS] - without) / bytes_asked if bytes_asked else None
         impl = f"{bytes_asked / MB:.3g} MB" if bytes_asked else "none"
@@ -132,17 +144,17 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="small shapes, on the CPU")
     parser.add_argument("--sms", type=int, default=8, help="CTAs of a prefetch")
-    parser.add_argument("--readers", nargs="+", help="their names; by default three of them")
+    parser.add_argument("--readers", nargs="+", help="names; by default two products and keys")
     parser.add_argument("--child", help="the reader to run under ncu")
     given = sys.argv[1:] if argv is None else argv
     options = placed(parser, [*given, "--device", "cpu"] if "--tiny" in given else given)
     device = options.device
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    made = dict([*readers(device, options.tiny), *keepers(device, options.tiny)])
+    made = dict([*readers(device, options.tiny), *ordered(device, options.tiny)])
     if options.child is not None:
         budgets = TINY_BUDGETS if options.tiny else BUDGETS
-        read_each(made[options.child](), device, budgets, options.sms)
+        read_each(made[options.child], device, budgets, options.sms)
         return
     report = Report(NAME, device, options.out)
     for name in options.readers or (TINY_READERS if options.tiny else READERS):

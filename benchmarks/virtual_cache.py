@@ -2,10 +2,8 @@
 
     python benchmarks/virtual_cache.py [--device cpu] [--quick] [--tables growth attention handover]
 
-Growth and handover are times of the host, in which the device is idle. Growth begins behind the
-first page, which comes with a prompt; requests are equally long, so that all need a page at once.
-The model has 32 layers of 8 key/value heads of 128 in bf16, stored token by token: a page of 2 MiB
-holds 16 tokens. Attention is timed as everywhere, over one layer of a cache, with outputs compared
+Growth (`virtual_growth.py`) and handover are times of the host, in which the device is idle.
+Attention is timed as everywhere, over one layer of a cache, with outputs compared
 with float64.
 """
 
@@ -17,7 +15,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,168 +32,10 @@ from harness import (
     arguments,
     time_one,
 )
+from virtual_growth import growth
+from virtual_model import BY_TOKEN, MIB, MODEL, PAGE, TOKENS_OF_A_PAGE, add, repeated
 
 import warploom as wl
-
-PAGE, MIB = 16, 1 << 20
-BY_TOKEN = ("token", "layer", "kv", "head")
-MODEL: dict[str, Any] = {
-    "num_layers": 32, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16", "order": BY_TOKEN,
-    "page_size": 1, "max_requests": 64, "max_tokens": 32_768,
-}  # fmt: skip
-TOKENS_OF_A_PAGE = 16  # of that model, in 2 MiB
-AHEAD = 2  # tokens for which memory is mapped during a step
-
-
-class PagedAllocator:
-    """What a paged cache needs for growth: a list of free pages, and one of pages per request."""
-
-    def __init__(self, pages: int) -> None:
-        self.free = list(range(pages))
-        self.tables: dict[int, list[int]] = {}
-
-    def grow(self, request: int, tokens: int) -> None:
-        table = self.tables.setdefault(request, [])
-        while len(table) * PAGE < tokens:
-            table.append(self.free.pop())
-
-    def release(self, request: int) -> None:
-        self.free += self.tables.pop(request)
-
-    def plan_arguments(self, lens: dict[int, int]) -> dict[str, Any]:
-        """As `VirtualCache.tables`."""
-        tables = [self.tables[request] for request in lens]
-        indptr = torch.tensor([0, *map(len, tables)], dtype=torch.int32).cumsum(0)
-        indices = torch.tensor([page for table in tables for page in table], dtype=torch.int32)
-        last = torch.tensor([(n - 1) % PAGE + 1 for n in lens.values()], dtype=torch.int32)
-        return {"kv_indptr": indptr, "kv_indices": indices, "last_page_len": last}
-
-
-def step_times(tokens: int, step: Callable[[int], object], pause: float = 0.0) -> list[float]:
-    """Microseconds of each step of a generation, in which every request grows by a token."""
-    times = []
-    for length in range(1, tokens + 1):
-        begin = time.perf_counter_ns()
-        step(length)
-        times.append((time.perf_counter_ns() - begin) / 1e3)
-        if pause:
-            time.sleep(pause)  # the device's step, while which the host waits
-    return times
-
-
-def needs_pages(length: int, ahead: int) -> bool:
-    """Whether a step crosses into new pages, or takes those that a step so far ahead will need."""
-    first_of_page = [(length + more - 1) % TOKENS_OF_A_PAGE == 0 for more in {0, ahead}]
-    return length > 1 and any(first_of_page)
-
-
-@dataclass
-class Growth:
-    """Steps of some generations, in microseconds, and pages that the driver mapped in one."""
-
-    steps: list[float]
-    with_pages: list[float]
-    maps: int
-
-    @classmethod
-    def of(cls, generations: Sequence[Sequence[float]], maps: int = 0, ahead: int = 0) -> Growth:
-        numbered = [step for times in generations for step in enumerate(times, 1)]
-        with_pages = [us for length, us in numbered if needs_pages(length, ahead)]
-        return cls([us for _, us in numbered], with_pages, maps)
-
-
-def growth(report: Report, device: torch.device, quick: bool) -> None:
-    requests, tokens, turns = (4, 64, 2) if quick else (8, 512, 5)
-    names = range(requests)
-    paged = PagedAllocator(requests * tokens // PAGE)
-    memory = requests * (tokens // TOKENS_OF_A_PAGE + 1) * 2 * MIB
-    with wl.MemoryPool(memory, device) as pool, wl.VirtualCache(pool, **MODEL) as cache:
-
-        def grow(length: int, ahead: int) -> None:
-            for request in names:
-                cache.grow(request, length)
-            if ahead:
-                cache.map_ahead(names, ahead)
-
-        def generation(reserved: int, trim: bool, ahead: int) -> tuple[list[float], int]:
-            """Times of the steps, and pages mapped in them; the first page comes with a prompt."""
-            for request in names:
-                cache.reserve(request, reserved)
-                cache.grow(request, 1)
-            before = pool.stats().maps
-            times = step_times(tokens, partial(grow, ahead=ahead), 2e-3 * bool(ahead))
-            mapped = pool.stats().maps - before
-            for request in names:
-                cache.release(request)
-            if trim:
-                cache.trim()
-            return times, mapped
-
-        def virtual(reserved: int = 0, trim: bool = True, ahead: int = 0) -> Growth:
-            ran = [generation(reserved, trim, ahead) for _ in range(turns)]
-            return Growth.of([times for times, _ in ran], ran[-1][1], ahead)
-
-        def of_pages() -> list[float]:
-            times = step_times(tokens, lambda length: [paged.grow(one, length) for one in names])
-            for request in names:
-                paged.release(request)
-            return times
-
-        generation(0, trim=True, ahead=AHEAD)  # first touch of memory, and the thread's start
-        ways = {
-            "paged": Growth.of([of_pages() for _ in range(turns)]),
-            "virtual, mapped by grow": virtual(),
-            "virtual, mapped ahead": virtual(ahead=AHEAD),
-        }
-        generation(tokens, trim=False, ahead=0)
-        ways["virtual, taken over"] = virtual(tokens, trim=False)
-        params = {"requests": requests, "tokens": tokens, "page_bytes": pool.page_bytes}
-        add_growth(report, ways, params)
-        for request in names:
-            cache.reserve(request, tokens)
-            cache.grow(request, tokens)
-            paged.grow(request, tokens)
-        lens = dict.fromkeys(names, tokens)
-        calls = {
-            "paged": partial(paged.plan_arguments, lens),
-            "virtual, taken over": partial(cache.tables, names),
-        }
-        for way, call in calls.items():
-            times = repeated(call, 20 if quick else 300)
-            add(report, "page tables of a batch", way, statistics.median(times), times, params)
-
-
-def add_growth(report: Report, ways: dict[str, Growth], params: dict[str, Any]) -> None:
-    """Rows of each way: a token of all steps, and steps that need pages."""
-    requests = params["requests"]
-    for way, found in ways.items():
-        own = {**params, "maps": found.maps}
-        mean = statistics.fmean(found.steps) / requests
-        add(report, "a token, mean", way, mean, found.steps, own)
-        ordered = sorted(found.with_pages)
-        for name, part in {"p50": 0.5, "p99": 0.99, "longest": 1.0}.items():
-            us = ordered[min(int(part * len(ordered)), len(ordered) - 1)]
-            add(report, f"a step that needs pages, {name}", way, us, ordered, own)
-
-
-def repeated(call: Callable[[], object], times: int) -> list[float]:
-    found = []
-    for _ in range(times):
-        begin = time.perf_counter_ns()
-        call()
-        found.append((time.perf_counter_ns() - begin) / 1e3)
-    return found
-
-
-def add(
-    report: Report, case: str, impl: str, us: float, times: Sequence[float], params: dict[str, Any]
-) -> None:
-    """A row of microseconds; the percentiles are those of `times`."""
-    low, high = (sorted(times)[i] for i in (len(times) // 10, -1 - len(times) // 10))
-    report.add(
-        Row(report.benchmark, case, impl, round(us, 3), "us", ms_low=round(low / 1e3, 6),
-            ms_high=round(high / 1e3, 6), samples=len(times), params=params)
-    )  # fmt: skip
 
 
 def handover(report: Report, device: torch.device, quick: bool) -> None:

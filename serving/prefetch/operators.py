@@ -33,17 +33,23 @@ def _stream(device: torch.device, aside: bool) -> Iterator[None]:
 
 @torch.library.custom_op("warploom::prefetch", mutates_args=("after",))
 def prefetch_op(
-    after: torch.Tensor, tensors: list[torch.Tensor], max_bytes: int, sms: int, aside: bool
+    after: torch.Tensor,
+    tensors: list[torch.Tensor],
+    max_bytes: int,
+    sms: int,
+    aside: bool,
+    columns: bool = False,
+    keep: bool | None = None,
 ) -> None:
     """Bring tensors into L2.
 
     Args:
         after: what is made before and read behind; not touched.
-        tensors, max_bytes, sms: of `prefetch`.
+        tensors, max_bytes, sms, columns, keep: of `prefetch`.
         aside: on the side stream, until `warploom::join_prefetch`.
     """
     with _stream(tensors[0].device, aside):
-        prefetch(tensors, max_bytes, sms=sms)
+        prefetch(tensors, max_bytes, sms=sms, columns=columns, keep=keep)
 
 
 @torch.library.custom_op("warploom::prefetch_pages", mutates_args=("after",))

@@ -20,17 +20,22 @@ def test_growth_and_handover_have_all_their_ways(harness: ModuleType, tmp_path: 
     _, rows = harness.load_rows(tmp_path / "virtual_growth_cpu.jsonl")
     assert all(row.value > 0 for row in rows)
     growth = {row.impl: row.params["maps"] for row in rows if row.case == "a token, mean"}
-    whole = 4 * (64 // benchmark.TOKENS_OF_A_PAGE - 1)  # 4 requests; their first pages are there
+    tokens = __import__("virtual_model").TOKENS_OF_A_PAGE
+    whole = 4 * (64 // tokens - 1)  # 4 requests; their first pages are there
     assert whole <= growth.pop("virtual, mapped ahead") <= whole + 4  # of each the next page, too
     assert growth == {"paged": 0, "virtual, mapped by grow": whole, "virtual, taken over": 0}
     for way in {row.impl for row in rows}:
         of_steps = {row.case: row for row in rows if row.impl == way and "step" in row.case}
-        values = [of_steps[f"a step that needs pages, {part}"].value for part in
-                  ("p50", "p99", "longest")]  # fmt: skip
-        assert values == sorted(values)
-        # 3 steps of each generation cross into a page; ahead, 4 more take pages for those to come
-        steps = 2 * (7 if way == "virtual, mapped ahead" else 3)
-        assert {row.samples for row in of_steps.values()} == {steps}
+        # 3 steps of each generation cross into a page; ahead, 4 others take pages for those to come
+        kinds = {"needs pages": 6}
+        if way == "virtual, mapped ahead":
+            kinds["takes pages ahead"] = 8
+        parts = ("p50", "p99", "longest")
+        assert list(of_steps) == [f"a step that {kind}, {part}" for kind in kinds for part in parts]
+        for kind, steps in kinds.items():
+            own = [of_steps[f"a step that {kind}, {part}"] for part in parts]
+            assert [row.value for row in own] == sorted(row.value for row in own)
+            assert {row.samples for row in own} == {steps}
     _, rows = harness.load_rows(tmp_path / "virtual_handover_cpu.jsonl")
     for pages in (1, 16):
         of_pages = [row for row in rows if row.params["pages"] == pages]
@@ -43,8 +48,18 @@ def test_growth_and_handover_have_all_their_ways(harness: ModuleType, tmp_path: 
         }
 
 
+def test_steps_that_need_pages_are_apart_from_those_that_take_them(harness: ModuleType) -> None:
+    benchmark = __import__("virtual_growth")
+    times = [float(length) for length in range(1, 49)]  # each step's length for its time
+    found = benchmark.Growth.of([times, times], maps=5, ahead=2)
+    assert found.steps == times * 2 and found.maps == 5
+    assert found.needing == [17.0, 33.0] * 2
+    assert found.taking == [15.0, 31.0, 47.0] * 2
+    assert benchmark.Growth.of([times]).taking == []
+
+
 def test_the_paged_allocator_beside_it_is_one(harness: ModuleType) -> None:
-    paged = __import__("virtual_cache").PagedAllocator(8)
+    paged = __import__("virtual_growth").PagedAllocator(8)
     paged.grow(0, 16)
     paged.grow(1, 33)
     paged.grow(1, 40)
