@@ -22,6 +22,7 @@ class Shape:
         q_heads, kv_heads, dim: heads, and the length of each vector.
         dtype: of queries, keys and values.
         page_size: tokens in a page of the cache; 0 stores keys one request after another.
+        kv_dtype: of keys and values, if another.
     """
 
     q_lens: tuple[int, ...]
@@ -31,6 +32,12 @@ class Shape:
     dim: int
     dtype: torch.dtype = torch.float16
     page_size: int = 0
+    kv_dtype: torch.dtype | None = None
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        return self.kv_dtype or self.dtype
 
     @property
     def batch(self) -> int:
@@ -44,8 +51,9 @@ class Shape:
     @property
     def bytes(self) -> int:
         """What must be moved: keys and values once, queries and outputs once."""
-        heads = 2 * sum(self.kv_lens) * self.kv_heads + 2 * sum(self.q_lens) * self.q_heads
-        return heads * self.dim * self.dtype.itemsize
+        keys = 2 * sum(self.kv_lens) * self.kv_heads * self.stored_dtype.itemsize
+        rows = 2 * sum(self.q_lens) * self.q_heads * self.dtype.itemsize
+        return (keys + rows) * self.dim
 
     def pairs(self, window: int | None = None, causal: bool = True) -> int:
         """Visible (query, key) pairs of one head; queries are aligned to the end of the keys."""
@@ -63,11 +71,12 @@ class Shape:
 
     def describe(self) -> dict[str, object]:
         """What is kept beside a figure."""
+        stored = {"kv_dtype": str(self.kv_dtype).removeprefix("torch.")} if self.kv_dtype else {}
         return {
             "batch": self.batch, "q_rows": sum(self.q_lens), "keys": sum(self.kv_lens),
             "longest": max(self.kv_lens), "q_heads": self.q_heads, "kv_heads": self.kv_heads,
             "head_dim": self.dim, "page_size": self.page_size,
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": str(self.dtype).removeprefix("torch."), **stored,
         }  # fmt: skip
 
 
@@ -179,9 +188,9 @@ def make_inputs(shape: Shape, device: torch.device) -> Inputs:
     size = shape.page_size
     stored = (sum(-(-n // size) for n in shape.kv_lens), size) if size else (sum(shape.kv_lens),)
     keys = (*stored, shape.kv_heads, shape.dim)
-    return Inputs(
-        shape, random(sum(shape.q_lens), shape.q_heads, shape.dim), random(*keys), random(*keys)
-    )
+    q = random(sum(shape.q_lens), shape.q_heads, shape.dim)
+    k, v = (random(*keys).to(shape.stored_dtype) for _ in range(2))
+    return Inputs(shape, q, k, v)
 
 
 def _same_vector(x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:

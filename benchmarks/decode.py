@@ -14,8 +14,9 @@ from unittest.mock import patch
 
 import peers_flashinfer as flashinfer
 import torch
-from batches import Inputs, Shape, label, lengths, make_inputs
+from batches import Inputs, Shape, label, lengths
 from harness import Implementation, Thunk
+from narrow_caches import make_representable, narrow_cache
 from peers import cudnn, planned, warploom
 from selections import selection_trials
 from tables import Setting, Table, Trial, attention_trial, main
@@ -87,23 +88,9 @@ def balance_trials(setting: Setting) -> Iterator[Trial]:
             yield attention_trial(f"{name}, {heads[0]}/{heads[1]}", shape, contestants, unit="us")
 
 
-def run_narrow(inputs: Sequence[Inputs]) -> list[Thunk]:
-    """The same keys and values in a cache of 8 bits."""
-    attention = planned(wl.Causal(), inputs[0], kv_dtype="float8_e4m3fn")
-    narrow = [(x.k.to(torch.float8_e4m3fn), x.v.to(torch.float8_e4m3fn)) for x in inputs]
-    return [partial(attention.run, x.q, kv) for x, kv in zip(inputs, narrow, strict=True)]
-
-
-def make_representable(shape: Shape, device: torch.device) -> Inputs:
-    """Inputs whose keys and values 8 bits hold exactly, so that both caches have one truth."""
-    made = make_inputs(shape, device)
-    k, v = (x.to(torch.float8_e4m3fn).to(shape.dtype) for x in (made.k, made.v))
-    return replace(made, k=k, v=v)
-
-
 def narrow_trials(setting: Setting) -> Iterator[Trial]:
     """The figure is the time: the narrow cache has half the bytes."""
-    contestants = (warploom(), Implementation("warploom e4m3 cache", run_narrow))
+    contestants = (warploom(), narrow_cache())
     for heads in setting.pick(HEADS, (4, 2)):
         for batch in setting.pick(BATCHES, 4):
             length = 8192 if setting.on_gpu else 256

@@ -9,7 +9,8 @@ roles, "two roles" always with them, "two in turn" and "two streams" a wrapper f
 request, "... alone" each half, which bounds all others. Of a row with several ways (`kept` in its
 params) the fastest counts.
 "mixed" has twelve batches with goals, "mixed_drawn" N as a server meets them, "mixed_pure" batches
-of one kind through a wrapper that has planned a mixed one. A run that its limit ends keeps what it
+of one kind through a wrapper that has planned a mixed one, "mixed_fp8" the twelve over a cache of 8
+bits, without peers, and with a portable tile. A run that its limit ends keeps what it
 has.
 """
 
@@ -56,7 +57,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tables import measured_ceiling
 
 CEILINGS = ("matmul", "copy", "read")
-TABLES = ("mixed", "mixed_drawn", "mixed_pure")
+TABLES = ("mixed", "mixed_drawn", "mixed_pure", "mixed_fp8")
+NARROW = torch.float8_e4m3fn
 DRAWN = 24
 
 Ways = dict[str, list[Implementation]]
@@ -90,6 +92,14 @@ def mixed_trial(batch: Batch, on_gpu: bool) -> Trial:
     )
     told = {mixed_goals.ONE_PLAN: partial(mixed_ours.facts_of_plan, kind)}
     return Trial(batch.case, partial(make_mixed, batch), check_of(batch), ways, told)
+
+
+def narrow_trial(batch: Batch, on_gpu: bool) -> Trial:
+    """The batch over a cache of 8 bits, by ways of warploom."""
+    kind, narrow = KINDS[batch.kind], replace(batch, kv_dtype=NARROW)
+    ways = mixed_ours.ways(kind, on_gpu) | mixed_ours.portable_ways(kind, on_gpu)
+    told = {mixed_goals.ONE_PLAN: partial(mixed_ours.facts_of_plan, kind)}
+    return Trial(narrow.case, partial(make_mixed, narrow), check_of(narrow), ways, told)
 
 
 def pure_trials(small: bool) -> Iterator[Trial]:
@@ -130,7 +140,8 @@ def trials_of(table: str, options: argparse.Namespace) -> list[Trial]:
     batches = cases(drawn_batches(options.drawn) if drawn else table_batches(), small)
     if options.quick and not drawn:
         batches = batches[::4]
-    return [mixed_trial(batch, on_gpu) for batch in batches]
+    trial = narrow_trial if table == "mixed_fp8" else mixed_trial
+    return [trial(batch, on_gpu) for batch in batches]
 
 
 def fastest(name: str, rows: Sequence[Row]) -> Row:

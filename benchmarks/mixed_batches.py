@@ -75,6 +75,7 @@ class Batch:
         kind: one of KINDS.
         chunk_last: whether the chunk is the last request of the batch, and not the first.
         dim: head_dim.
+        kv_dtype: of keys and values, if another than that of queries.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Batch:
     kind: str = "causal"
     chunk_last: bool = False
     dim: int = DIM
+    kv_dtype: torch.dtype | None = None
 
     @property
     def shape(self) -> Shape:
@@ -93,7 +95,8 @@ class Batch:
             q_lens, kv_lens = (*q_lens, self.chunk), (*kv_lens, self.context)
         else:
             q_lens, kv_lens = (self.chunk, *q_lens), (self.context, *kv_lens)
-        return Shape(q_lens, kv_lens, *self.heads, self.dim, torch.bfloat16, PAGE)
+        sizes = *self.heads, self.dim, torch.bfloat16, PAGE, self.kv_dtype
+        return Shape(q_lens, kv_lens, *sizes)
 
     @property
     def case(self) -> Case:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from harness import Row, pivot
 
 ONE_PLAN, ONE_TILE, OWN_SERIAL = "one plan", "one tile", "two in turn"
-TWO_ROLES = "two roles"
+TWO_ROLES, PORTABLE_TILE = "two roles", "portable tile"
 PREFILL_ALONE, DECODE_ALONE = "prefill alone", "decode alone"
 # what a user of one plan has by that, and what computes no whole batch
-NO_RIVALS = {ONE_PLAN, ONE_TILE, TWO_ROLES, PREFILL_ALONE, DECODE_ALONE}
+NO_RIVALS = {ONE_PLAN, ONE_TILE, TWO_ROLES, PORTABLE_TILE, PREFILL_ALONE, DECODE_ALONE}
 SERIAL = "serial"  # how rows of peers end that run two kernels in turn
 
 # (chunk, context) -> decodes -> speed-up
@@ -216,4 +216,22 @@ def of_pure(rows: Sequence[Row]) -> list[str]:
     return ["", *markdown_table(("", "longer than one tile", goal), lines), ""] if lines else []
 
 
-SUMMARIES = {"mixed": of_table, "mixed_drawn": of_drawn, "mixed_pure": of_pure}
+def of_narrow(rows: Sequence[Row]) -> list[str]:
+    """How many times as fast one plan is as other ways, over caches of 8 bits; no goals."""
+    cases, _, at = pivot(rows)
+    others = OWN_SERIAL, ONE_TILE, PORTABLE_TILE
+    lines = [
+        [case, *(f"{rival.ms / ours.ms:.2f}" if (rival := at.get((case, other))) and rival.ms
+                 else "" for other in others)]
+        for case in cases
+        if (ours := at.get((case, ONE_PLAN))) and ours.ms
+    ]  # fmt: skip
+    return ["", *markdown_table(("one plan over", *others), lines), ""] if lines else []
+
+
+SUMMARIES = {
+    "mixed": of_table,
+    "mixed_drawn": of_drawn,
+    "mixed_pure": of_pure,
+    "mixed_fp8": of_narrow,
+}

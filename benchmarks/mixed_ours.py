@@ -18,6 +18,7 @@ from mixed_goals import (
     ONE_PLAN,
     ONE_TILE,
     OWN_SERIAL,
+    PORTABLE_TILE,
     PREFILL_ALONE,
     TWO_ROLES,
 )
@@ -37,6 +38,7 @@ BESIDE = "two CTAs an SM"
 # small enough for one of prefill and one of decode on each SM of a Hopper GPU
 SMALL_PREFILLS = tuple(TileConfig(64, 64, 4, stages, "hopper") for stages in (2, 3))
 SMALL_DECODES = (TileConfig(16, 64, 2), TileConfig(16, 32, 2))
+PORTABLE = TileConfig(64, 32, 2)  # of the portable template, the fastest for prefills of 8 bits
 # parts of the CTAs that prefill may use beside decode; None limits neither
 SPLITS = (None, 1 / 3, 1 / 2, 2 / 3)
 PLANS = 60  # that are timed
@@ -184,6 +186,16 @@ def ways(kind: Kind, on_gpu: bool) -> dict[str, list[Implementation]]:
             Implementation(split_name(share), partial(run_streams, kind, share)) for share in SPLITS
         ]
     return made
+
+
+def portable_ways(kind: Kind, on_gpu: bool) -> dict[str, list[Implementation]]:
+    """One tile of the template that all GPUs have."""
+
+    def run(batches: Sequence[Mixed]) -> list[Thunk]:
+        whole = [one.whole for one in batches]
+        return calls(planned(kind.variant(), whole[0], tile=PORTABLE), whole)
+
+    return {PORTABLE_TILE: [Implementation(PORTABLE_TILE, run)]} if on_gpu else {}
 
 
 # --- about the plan -------------------------------------------------------------------------------

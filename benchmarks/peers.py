@@ -53,6 +53,7 @@ def package(module: str, name: str, device: torch.device) -> Any:
 def planned(variant: wl.Variant | None, inputs: Inputs, **options: Any) -> wl.AttentionWrapper:
     """A wrapper with a plan for the batch."""
     shape = inputs.shape
+    options = {"kv_dtype": shape.kv_dtype} | options
     attention = wl.AttentionWrapper(
         variant,
         kv_format=wl.Paged(shape.page_size) if shape.page_size else wl.Ragged(),
