@@ -191,6 +191,7 @@ def draw_speed_ups(axes: Any, rows: Sequence[Row]) -> None:
 DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "prefill": draw_lines,
     "prefill_frontend": draw_lines,
+    "prefill_flash3": draw_lines,
     "prefill_full": draw_bars,
     "prefill_variants": draw_bars,
     "prefill_own": draw_bars,
@@ -209,6 +210,7 @@ DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "decode_step": draw_bars,
     "mixed": draw_bars,
     "mixed_flash3": draw_bars,
+    "mixed_flash3_h200": draw_bars,
     "mixed_drawn": draw_speed_ups,
     "mixed_pure": draw_bars,
     "mixed_fp8": draw_bars,

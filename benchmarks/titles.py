@@ -4,6 +4,7 @@ from __future__ import annotations
 
 TITLES = {
     "prefill": "Causal prefill, batch 16, 16 heads of 128, fp16",
+    "prefill_flash3": "Prefill beside upstream FlashAttention-3, batch 16, 16 heads of 128, fp16",
     "prefill_frontend": "Causal prefill beside cuDNN's front end, batch 16, 16 heads of 128, fp16",
     "prefill_full": "Prefill without mask, batch 16, 16 heads, fp16",
     "prefill_variants": "Causal prefill with soft-cap, ALiBi or a window of 1024 keys",
@@ -23,6 +24,7 @@ TITLES = {
     "decode_step": "Decode step of one layer, planned on the device, heads 32/8, bf16",
     "mixed": "One prefill chunk and decodes: chunk/context/decodes, heads 32/8, bf16",
     "mixed_flash3": "The same beside upstream FlashAttention-3",
+    "mixed_flash3_h200": "The same beside it on an H200",
     "mixed_drawn": "Mixed batches as a server meets them, page 16, heads of 128, bf16",
     "llama_step": "A step of paged_llama.py, eight layers of 8B, chunk/context/decodes, fp16",
     "mixed_pure": "Batches of one kind through a wrapper for mixed ones, heads 32/8, bf16",
