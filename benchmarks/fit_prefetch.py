@@ -1,15 +1,16 @@
 """Fit what prefetching saves to recorded steps, and say how far it is off; needs no GPU.
 
-    python benchmarks/fit_prefetch.py [FILE ...] [--order "columns kept"] [--hits FILE]
+    python benchmarks/fit_prefetch.py [FILE ...] [--kept]
 
-FILEs are what `prefetch.py` wrote, parts of one run on one GPU; or `prefetch_orders.py`, of which
---order takes the steps of one order, and --hits what `fit_found.py` finds of hits in it. Half of
-the cases are fitted to: every other duration of every reader, the others of its neighbour. Prints
-the constants for `warploom.prefetch.Overlap`, and of the cases that were left out: the error, which
-the choice knows, how many savings are within 15 %, how far a whole step's time is off, and what the
-choice loses at worst. Each once with the constants of the GPU alone, and once with the one constant
-that a reader has of its own, taken from its fitted cases; and both again with the halves exchanged.
-Then what is chosen for each step. `prefetch_noise.py` says what of that the times allow.
+FILEs are what `prefetch.py` wrote, parts of one run on one GPU; or `prefetch_marks.py`, whose steps
+with weights that were marked to be evicted last are taken with --kept, and the others without it.
+Half of the cases are fitted to: every other duration of every reader, the others of its neighbour.
+Prints the constants for `warploom.prefetch.Overlap`, and of the cases that were left out: the
+error, which the choice knows, how many savings are within 15 %, how far a whole step's time is off,
+and what the choice loses at worst. Each once with the constants of the GPU alone, and once with the
+one constant that a reader has of its own, taken from its fitted cases; and both again with the
+halves exchanged. Then what is chosen for each step. `prefetch_noise.py` says what of that the times
+allow.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from fit_found import of_file
 from harness import RESULTS, Row, load_rows
 from rich.console import Console
 from rich.table import Table
@@ -45,7 +45,6 @@ Reals = npt.NDArray[np.float64]
 Models = Mapping[str, Overlap]  # by the reader's name
 MB = 10**6
 COLLECTIVE_SMS = 16  # of the stand-in
-ALL_FOUND = np.inf, 0.0  # nothing that is kept is driven out by its reader
 STARTUPS = np.arange(0, 6.5e-6, 0.5e-6)
 RATES = np.geomspace(1 / 256, 1 / 4, 25)  # of the bandwidth, for one CTA
 CLOSE = 0.15
@@ -98,12 +97,10 @@ def timed_rows(rows: Sequence[Row]) -> list[Timed]:
         ):
             continue
         without = at["collective_us"] + readers[name]
-        order = at.get("order", "" if name.endswith("keys") else "rows")  # as before there were any
-        asked = min(at.get("asked", at["budget"]), at["bytes"])
         found.append(
             Timed(
-                row.case, 1e-6 * at["collective_us"], at["bytes"], asked, at["sms"], 1e-6 * without,
-                1e-6 * row.value, ordered="rows" not in order, keep="kept" in order,
+                row.case, 1e-6 * at["collective_us"], at["bytes"], min(at["budget"], at["bytes"]),
+                at["sms"], 1e-6 * without, 1e-6 * row.value,
             )
         )  # fmt: skip
     return found
@@ -121,25 +118,21 @@ def halves(timed: Sequence[Timed]) -> tuple[list[Timed], list[Timed]]:
     return [x for x in timed if not colour(x)], [x for x in timed if colour(x)]
 
 
-def fit(
-    timed: Sequence[Timed], chip: Accelerator, found: tuple[float, float] = ALL_FOUND
-) -> Overlap:
+def fit(timed: Sequence[Timed], chip: Accelerator) -> Overlap:
     """The least sum of seconds by which savings are off; the errors are left 0.
 
-    Not of their squares: one graph in ten is off by half a microsecond and more. `found` is what
-    `fit_found.py` finds, `streamed` and `marked`.
+    Not of their squares: one graph in ten is off by half a microsecond and more.
     """
     if not timed:
         raise SystemExit("there is no step with a prefetch in this file")
     bandwidth = chip.memory_bandwidth
     startups, rates = STARTUPS, RATES * bandwidth
     steps = float(STARTUPS[1]), float(RATES[1] / RATES[0])
-    best = Overlap(bandwidth, 0.0, bandwidth, chip.budget, bandwidth, 0.0, 0.0, 0.0, *found)
-    least = np.inf
+    best, least = Overlap(bandwidth, 0.0, bandwidth, chip.budget, bandwidth, 0.0, 0.0, 0.0), np.inf
     for _ in range(_LOOKS):
         before = least
         for startup, rate in product(startups.tolist(), rates.tolist()):
-            tried, off = with_gain(timed, replace(best, startup=startup, rate=rate))
+            tried, off = with_gain(timed, chip, startup, rate)
             if off < least:
                 best, least = tried, off
         if before - least <= _LITTLE * least:  # nothing around is better: look closer
@@ -149,15 +142,19 @@ def fit(
     return best
 
 
-def with_gain(timed: Sequence[Timed], tried: Overlap) -> tuple[Overlap, float]:
-    """The rate of hits and the fixed cost that go with the other constants, and how far off."""
-    parts = np.array([tried.parts(*x.asking) for x in timed])
+def with_gain(
+    timed: Sequence[Timed], chip: Accelerator, startup: float, rate: float
+) -> tuple[Overlap, float]:
+    """The rate of hits and the fixed cost that go with a startup and a rate, and how far off."""
+    bandwidth = chip.memory_bandwidth
+    tried = Overlap(bandwidth, startup, rate, chip.budget, bandwidth, 0.0, 0.0, 0.0)
+    parts = np.array([tried.parts(x.collective, x.size, x.asked, x.sms) for x in timed])
     wanted = parts[:, 1] + np.array([x.saved for x in timed])
     gain = min(max(0.0, slope(parts[:, 0], wanted)), _MOST_GAIN)
     short = gain * parts[:, 0] - wanted
     cost = float(np.median(short))
     off = float(np.sum(np.abs(short - cost)))
-    return replace(tried, hit_rate=tried.bandwidth / (1 - gain), fixed=cost), off
+    return replace(tried, hit_rate=bandwidth / (1 - gain), fixed=cost), off
 
 
 def slope(at: Reals, wanted: Reals) -> float:
@@ -214,7 +211,7 @@ class Quality:
 
 
 def told(models: Models, one: Timed) -> float:
-    return models[reader_of(one.case)].saved(*one.asking)
+    return models[reader_of(one.case)].saved(one.collective, one.size, one.asked, one.sms)
 
 
 def within(off: Reals, saved: Reals, least: float = LARGE) -> float:
@@ -265,8 +262,7 @@ def choices(models: Models, timed: Sequence[Timed]) -> list[Choice]:
         mine = recorded[sms]
         at = [0.0, *(one.asked for one in mine)]
         real = float(np.interp(asked, at, [0.0, *(one.saved for one in mine)]))
-        how = first.ordered, first.keep
-        told = model.saved(first.collective, first.size, asked, sms, *how)
+        told = model.saved(first.collective, first.size, asked, sms)
         best = max(0.0, *(one.saved for every in recorded.values() for one in every))
         found.append(Choice(case, asked, sms, told, real, first.without, best))
     return found
@@ -294,10 +290,7 @@ def quality(models: Models, timed: Sequence[Timed]) -> Quality:
 
 
 def checked_fit(
-    rows: Sequence[Row],
-    chip: Accelerator,
-    exchanged: bool = False,
-    found: tuple[float, float] = ALL_FOUND,
+    rows: Sequence[Row], chip: Accelerator, exchanged: bool = False
 ) -> tuple[Overlap, Quality, Quality]:
     """Fitted to one half of the cases; its errors are those of the other.
 
@@ -305,7 +298,7 @@ def checked_fit(
         The constants, and their quality on the other half: the GPU's alone, and each reader's own.
     """
     fitted_to, left_out = halves(timed_rows(rows))[:: -1 if exchanged else 1]
-    model = fit(fitted_to, chip, found)
+    model = fit(fitted_to, chip)
     model = replace(
         model,
         error=quality(for_all(model, left_out), left_out).error,
@@ -370,14 +363,12 @@ def choice_table(timed: Sequence[Timed], every: Models, each: Models) -> Table:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", nargs="*", type=Path, default=[RESULTS / "prefetch.jsonl"])
-    parser.add_argument("--order", help="steps whose weight was asked for so, of those with orders")
-    parser.add_argument("--hits", type=Path, help="of prefetch_hits.py, for what a reader finds")
+    parser.add_argument("--kept", action="store_true", help="steps with marks, not those without")
     options = parser.parse_args(argv)
     parts = [load_rows(file) for file in options.files]
     machine, rows = parts[0][0], [row for _, mine in parts for row in mine]
-    if options.order:
-        rows = [row for row in rows if row.params.get("order") in ("", options.order)]
-    found = of_file(options.hits) if options.hits else ALL_FOUND
+    kept = options.kept
+    rows = [x for x in rows if not x.params["budget"] or x.params.get("keep", False) == kept]
     if len({facts["device"] for facts, _ in parts}) > 1:
         parser.error("these files are of several GPUs")
     bandwidth = next(row.params["bandwidth"] for row in rows if row.impl == "none")
@@ -385,9 +376,9 @@ def main(argv: list[str] | None = None) -> None:
     console = Console()
     for exchanged in (False, True):
         title = "halves exchanged" if exchanged else machine["device"]
-        model, *qualities = checked_fit(rows, chip, exchanged, found)
-        console.print(title, fit_table(model, *qualities), repr(model))
-    model, _, _ = checked_fit(rows, chip, found=found)
+        model, *found = checked_fit(rows, chip, exchanged)
+        console.print(title, fit_table(model, *found), repr(model))
+    model, _, _ = checked_fit(rows, chip)
     timed = timed_rows(rows)
     console.print(choice_table(timed, for_all(model, timed), for_each(model, halves(timed)[0])))
 

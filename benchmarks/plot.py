@@ -32,7 +32,7 @@ NOT_SHOWN = (
     "mixed_traces",
     "prefetch_hits",
     "prefetch_some",
-    "prefetch_orders",
+    "prefetch_marks",
     "prefetch",
     "prefetch_h100",
     "prefetch_h100_nine",

@@ -3,8 +3,7 @@
     python benchmarks/prefetch_hits.py [--sms 8] [--readers NAME ...] [--out FOLDER]
     python benchmarks/prefetch_hits.py --tiny            # small, on the CPU, with an ncu there
 
-A figure is the hits that a prefetch adds, in parts of the bytes that were asked for; of products in
-each order of `prefetch_readers.ORDERS`. ncu waits for
+A figure is the hits that a prefetch adds, in parts of the bytes that were asked for. ncu waits for
 all earlier work before a kernel, so that these are the hits behind a collective that lasts long
 enough: they say what L2 keeps, and that nothing of it is lost. Two metrics of one kernel may take
 two passes; then the whole script runs again (`--replay-mode application`), since ncu's own replay
@@ -26,14 +25,14 @@ from tempfile import TemporaryDirectory
 
 import torch
 from harness import Report, Row, placed
-from prefetch_readers import ORDERS, Reader, ordered, readers, step
+from prefetch_readers import Reader, keepers, readers, step
 from stand_in import StandIn
 
 NAME = "prefetch_hits"
 # of 235, 117 and 134 MB: more than is asked for
 PRODUCTS = "8B gate, up", "70B/TP8 gate, up"
-READERS = *(f"{name}, {order}" for name in PRODUCTS for order in ORDERS), "8B keys"
-TINY_READERS = *(f"tiny, {order}" for order in ORDERS), "tiny keys"
+READERS = *(f"{name}{mark}" for name in PRODUCTS for mark in ("", ", kept")), "8B keys"
+TINY_READERS = "tiny", "tiny, kept", "tiny keys"
 BUDGETS = (4, 8, 12, 16, 24, 30, 40, 50, 60)  # MB
 TINY_BUDGETS = (0.03,)
 HITS, READS = "lts__t_sectors_op_read_lookup_hit.sum", "lts__t_sectors_op_read.sum"
@@ -125,13 +124,12 @@ def profiled(name: str, options: argparse.Namespace) -> tuple[list[int], list[di
 
 def rows(name: str, size: int, options: argparse.Namespace) -> list[Row]:
     asked, counts = profiled(name, options)
-    order = next((order for order in ORDERS if name.endswith(f", {order}")), "")
     without = counts[0][HITS]
     found = []
     for bytes_asked, count in zip(asked, counts, strict=True):
         params = {
-            "asked": bytes_asked, "bytes": size, "order": order, "sms": options.sms,
-            "hits": count[HITS], "hits_without": without, "sectors": count[READS],
+            "asked": bytes_asked, "bytes": size, "sms": options.sms, "hits": count[HITS],
+            "hits_without": without, "sectors": count[READS],
         }  # fmt: skip
         added = 100 * SECTOR * (count[HITS] - without) / bytes_asked if bytes_asked else None
         impl = f"{bytes_asked / MB:.3g} MB" if bytes_asked else "none"
@@ -151,7 +149,7 @@ def main(argv: list[str] | None = None) -> None:
     device = options.device
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    made = dict([*readers(device, options.tiny), *ordered(device, options.tiny)])
+    made = dict([*readers(device, options.tiny), *keepers(device, options.tiny)])
     if options.child is not None:
         budgets = TINY_BUDGETS if options.tiny else BUDGETS
         read_each(made[options.child], device, budgets, options.sms)

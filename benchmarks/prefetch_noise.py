@@ -58,7 +58,7 @@ def repeats(timed: Iterable[Timed], model: Overlap) -> list[list[Timed]]:
     """Steps with the same reader, budget and CTAs, whose bytes the model says come in time."""
     found: dict[tuple[str, float, int], list[Timed]] = {}
     for one in timed:
-        if model.parts(*one.asking)[1] == 0:
+        if model.parts(one.collective, one.size, one.asked, one.sms)[1] == 0:
             found.setdefault((reader_of(one.case), one.asked, one.sms), []).append(one)
     return [group for group in found.values() if len(group) > 1]
 

@@ -15,12 +15,7 @@ import warploom as wl
 from warploom.prefetch import beside, beside_pages
 
 PAGE, DIM = 16, 128
-# What of a weight is asked for: its first rows, or the first columns of all; and whether marked to
-# be evicted last.
-ORDERS = {
-    "rows": (False, False), "rows kept": (False, True),
-    "columns": (True, False), "columns kept": (True, True),
-}  # fmt: skip
+MARKS = {"plain": False, "kept": True}  # whether to be evicted last
 
 
 @dataclass(frozen=True)
@@ -57,26 +52,26 @@ def weights(tiny: bool) -> Iterator[tuple[str, int, int]]:
     yield "70B/TP8 down", 8192, 3584
 
 
-def by_orders(name: str, outputs: int, inputs: int, device: torch.device) -> dict[str, Reader]:
-    """One product, whose weight is asked for in each order."""
+def by_marks(name: str, outputs: int, inputs: int, device: torch.device) -> dict[str, Reader]:
+    """One product, whose weight is asked for with each of the marks."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     weight = torch.randn(outputs, inputs, device=device, dtype=dtype)
     x = torch.randn(1, inputs, device=device, dtype=dtype)
     read = partial(torch.nn.functional.linear, x, weight)
 
-    def reader(columns: bool, keep: bool) -> Reader:
+    def reader(keep: bool) -> Reader:
         def fetch(budget: int, sms: int) -> Any:
-            return beside(weight, budget, sms=sms, columns=columns, keep=keep)
+            return beside(weight, budget, sms=sms, keep=keep)
 
         return Reader(name, weight.nbytes, read, fetch)
 
-    return {order: reader(*how) for order, how in ORDERS.items()}
+    return {mark: reader(keep) for mark, keep in MARKS.items()}
 
 
 def product(
-    name: str, outputs: int, inputs: int, device: torch.device, order: str = "rows"
+    name: str, outputs: int, inputs: int, device: torch.device, mark: str = "plain"
 ) -> Reader:
-    return by_orders(name, outputs, inputs, device)[order]
+    return by_marks(name, outputs, inputs, device)[mark]
 
 
 def decoding(name: str, heads: int, kv_heads: int, device: torch.device, tiny: bool) -> Reader:
@@ -106,12 +101,11 @@ def readers(device: torch.device, tiny: bool) -> Iterator[tuple[str, Callable[[]
         yield name, partial(decoding, name, heads, kv_heads, device, tiny)
 
 
-def ordered(device: torch.device, tiny: bool) -> Iterator[tuple[str, Callable[[], Reader]]]:
-    """The products, each once for each order in which its weight is asked for."""
+def keepers(device: torch.device, tiny: bool) -> Iterator[tuple[str, Callable[[], Reader]]]:
+    """The products again, whose weights are marked to be evicted last."""
     for name, outputs, inputs in weights(tiny):
-        for order in ORDERS:
-            own = f"{name}, {order}"
-            yield own, partial(product, own, outputs, inputs, device, order)
+        kept = f"{name}, kept"
+        yield kept, partial(product, kept, outputs, inputs, device, "kept")
 
 
 def step(stand_in: StandIn, reader: Reader, seconds: float, budget: int, sms: int) -> torch.Tensor:

@@ -19,10 +19,8 @@ SOURCES = ("first_source", "second_source")
 
 _RECORD = (
     ("offset", "long long", "from the source, in bytes; of the first record: how many follow"),
-    ("stride", "long long", "bytes from row to row"),
-    ("bytes", "int", "of a row; the memory around is fetched up to whole lines"),
-    ("rows", "int", "how many: one is a block of memory"),
-    ("source", "long long", "which of the sources"),
+    ("bytes", "int", "how many; the memory around is fetched up to whole lines"),
+    ("source", "int", "which of the sources"),
 )
 _FIELDS = (
     ParamField("const PrefetchSpan*", "spans", "a record that counts the others, and those"),

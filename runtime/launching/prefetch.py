@@ -46,40 +46,8 @@ def cut(offsets: Ints, sizes: Ints, sources: Ints, most: int) -> Records:
     records: Records = np.zeros(len(span), SPAN)
     records["offset"] = offsets[span] + at
     records["bytes"] = np.minimum(kept[span] - at, _PIECE)
-    records["rows"] = 1
     records["source"] = sources[span]
     return records
-
-
-def cut_rows(offset: int, size: int, rows: int = 1, stride: int = 0) -> Records:
-    """Records of rows that lie apart: of short ones several in each, of long ones pieces.
-
-    Args:
-        offset, size: of the first row, in bytes.
-        rows: how many.
-        stride: bytes from row to row.
-    """
-    starts = offset + stride * np.arange(rows, dtype=np.int64)
-    if rows == 1 or size > _PIECE:
-        sizes = np.full(rows, size, np.int64)
-        return cut(starts, sizes, np.zeros_like(starts), rows * size)
-    together = _PIECE // size
-    records: Records = np.zeros(-(-rows // together), SPAN)
-    records["offset"] = starts[::together]
-    records["stride"] = stride
-    records["bytes"] = size
-    records["rows"] = np.minimum(together, rows - together * np.arange(len(records)))
-    return records
-
-
-def one_by_one(records: Records) -> Records:
-    """A record for each row, as the CPU's kernel takes them."""
-    owner = np.repeat(np.arange(len(records)), records["rows"])
-    found: Records = records[owner]
-    row = np.arange(len(owner)) - np.searchsorted(owner, owner)
-    found["offset"] += row * found["stride"]
-    found["rows"] = 1
-    return found
 
 
 def most_records(spans: int, size: int) -> int:
@@ -129,8 +97,7 @@ class SpanTable:
             self._await(stream, *self._reads.values())
         used = (1 + len(records)) * _INTS
         table = self._upload.stage(self._memory).buffer[:used].numpy().view(SPAN)
-        table[0] = 0
-        table["offset"][0] = len(records)
+        table[0] = len(records), 0, 0
         table[1:] = records
         self._upload.send(used)
         if stream is not None:

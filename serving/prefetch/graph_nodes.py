@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from warploom.serving.prefetch.blocks import rows_of
-
 _MATMULS = frozenset(
     f"aten::{name}"
     for name in ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "mv", "addmv", "_scaled_mm")
@@ -19,12 +17,6 @@ _ATTENTION = ("aten::_scaled_dot_product", "aten::scaled_dot_product", "warploom
 RUN = "warploom::run"  # whose pages a plan knows
 _WAITS = ("wait_tensor",)
 _DISTRIBUTED = ("_c10d_functional::", "_c10d_functional_autograd::")
-
-# Products by their two factors, as positions of arguments; the second one is [..., sum, outputs].
-_FACTORS = {
-    "aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1), "aten::baddbmm": (1, 2),
-    "aten::matmul": (0, 1), "aten::mv": (0, 1), "aten::addmv": (1, 2), "aten::_scaled_mm": (0, 1),
-}  # fmt: skip
 
 # Views of all elements, in another order or shape; and views of some.
 _WHOLE = frozenset(
@@ -98,33 +90,6 @@ def is_stored(node: Node) -> bool:
     return node.op in ("placeholder", "get_attr")
 
 
-def arguments_of(node: Node) -> dict[str, Any]:
-    """Arguments of an operator's node by their names."""
-    target = node.target
-    assert isinstance(target, torch._ops.OpOverload)
-    names = [argument.name for argument in target._schema.arguments]
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-
-
-def reads_columns(product: Node, factor: Node, module: GraphModule | None) -> bool:
-    """Whether a product sums along the rows of a factor as they lie in memory.
-
-    It then reads all of these rows side by side, from their first columns on. False where it is no
-    product, or the factor's strides are not known before the graph runs.
-    """
-    tensor, name = tensor_of(factor, module), name_of(product)
-    if tensor is None or tensor.dim() < 2:
-        return False
-    if name == "aten::linear":
-        return factor in product.args[1:2] and tensor.stride(-1) == 1
-    first, second = _FACTORS.get(name, (None, None))
-    summed = {-1: first, -2: second}
-    return any(
-        at is not None and factor in product.args[at : at + 1] and tensor.stride(axis) == 1
-        for axis, at in summed.items()
-    )
-
-
 def size_of(node: Node, module: GraphModule | None, device: torch.device | None) -> int | None:
     """Bytes of a tensor that can be prefetched, if they are known before the graph runs.
 
@@ -136,7 +101,7 @@ def size_of(node: Node, module: GraphModule | None, device: torch.device | None)
     tensor = tensor_of(node, module)
     if tensor is None or (device is not None and tensor.device != device):
         return None
-    return stored_size(tensor)
+    return dense_size(tensor)
 
 
 def moved_bytes(collective: Node, module: GraphModule | None) -> int:
@@ -145,11 +110,12 @@ def moved_bytes(collective: Node, module: GraphModule | None) -> int:
     return max(size_of(node, module, None) or 0 for node in nodes)
 
 
-def stored_size(tensor: torch.Tensor) -> int | None:
-    """Bytes of a tensor; None if `prefetch` refuses it, or it has no elements or varying sizes."""
+def dense_size(tensor: torch.Tensor) -> int | None:
+    """Bytes of a tensor; None if it has gaps, no elements, or sizes that vary."""
     if not all(isinstance(n, int) for n in (*tensor.shape, *tensor.stride())):
         return None
-    if tensor.numel() == 0 or rows_of(tensor) is None:
+    span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.numel() == 0 or span != tensor.numel():
         return None
     return int(tensor.numel() * tensor.element_size())
 

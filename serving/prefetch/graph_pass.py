@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -24,21 +24,18 @@ from warploom.prefetch_errors import BudgetTooSmall
 from warploom.runtime.launching.prefetch import LINE, SMS, checked_budget
 from warploom.serving.prefetch.graph_nodes import (
     RUN,
-    arguments_of,
+    dense_size,
     is_launch,
     is_reader,
     is_stored,
     linear_of,
     moved_bytes,
     name_of,
-    reads_columns,
     size_of,
     source_of,
-    stored_size,
     tensor_of,
 )
 from warploom.serving.prefetch.operators import join_prefetch_op, prefetch_op, prefetch_pages_op
-from warploom.serving.prefetch.reads import Beside, Read, Step
 from warploom.serving.prefetch.safe_budget import Collective, SafeBudget
 
 _told: set[str] = set()  # collectives whose absence was logged
@@ -63,13 +60,45 @@ class Insertion:
     sms: int
     pages: tuple[str, ...] = ()
 
-    @classmethod
-    def of(cls, collective: Node, beside: Beside) -> Insertion:
-        reads = [read for step in beside.steps if isinstance(step, list) for read in step]
+
+@dataclass(frozen=True)
+class _Read:
+    """Memory that a node reads.
+
+    Attributes:
+        key: its node, or the path of an attribute.
+        bytes: that are prefetched.
+        reader: the node.
+    """
+
+    key: Node | str
+    bytes: int
+    reader: Node
+
+
+_Step: TypeAlias = "list[_Read] | Node"  # tensors of one prefetch, or a run whose pages are
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """What is prefetched beside a collective.
+
+    Attributes:
+        steps: in the order of use.
+        left: bytes that weights leave for pages.
+        sms: CTAs that ask.
+    """
+
+    steps: list[_Step]
+    left: int
+    sms: int
+
+    def told(self, collective: Node) -> Insertion:
+        reads = [read for step in self.steps if isinstance(step, list) for read in step]
         names = tuple(key if isinstance(key, str) else key.name for key in (x.key for x in reads))
-        pages = tuple(step.name for step in beside.steps if isinstance(step, Node))
+        pages = tuple(step.name for step in self.steps if isinstance(step, Node))
         size = sum(read.bytes for read in reads)
-        return cls(collective.name, names, size, beside.sms, pages)
+        return Insertion(collective.name, names, size, self.sms, pages)
 
 
 @dataclass
@@ -80,11 +109,10 @@ class _Pass:
     module: GraphModule | None
     budget: int | SafeBudget
     sms: int
-    columns: bool
     keep: bool | None
     collectives: frozenset[str]
     readers: frozenset[str]
-    flying: list[Read] = field(default_factory=list)
+    flying: list[_Read] = field(default_factory=list)
 
     def run(self) -> list[Insertion]:
         nodes = list(self.graph.nodes)
@@ -98,7 +126,7 @@ class _Pass:
                 beside = self._beside(node, nodes[i + 1 :])
                 if beside.steps:
                     self._insert(node, beside)
-                    found.append(Insertion.of(node, beside))
+                    found.append(beside.told(node))
         return found
 
     def _communicates(self, node: Node) -> bool:
@@ -119,11 +147,11 @@ class _Pass:
     def _linear(self, node: Node) -> torch.nn.Linear | None:
         return linear_of(node, self.module)
 
-    def _beside(self, collective: Node, following: Sequence[Node]) -> Beside:
+    def _beside(self, collective: Node, following: Sequence[Node]) -> _Beside:
         """What to prefetch, in the order of use, within the limit."""
         wanted = list(self._wanted(collective, following))
         left, sms = self._limit(collective, wanted)
-        steps: list[Step] = []
+        steps: list[_Step] = []
         for one in wanted:
             if isinstance(one, Node):
                 steps.append(one)
@@ -140,23 +168,23 @@ class _Pass:
                 steps.append([read])
         if left < LINE:
             steps = [step for step in steps if isinstance(step, list)]
-        return Beside(steps, left, sms)
+        return _Beside(steps, left, sms)
 
-    def _wanted(self, collective: Node, following: Sequence[Node]) -> Iterator[Read | Node]:
+    def _wanted(self, collective: Node, following: Sequence[Node]) -> Iterator[_Read | Node]:
         """All memory that is read behind a collective and not on its way yet, and runs."""
         known = {read.key for read in self.flying}
         for reader in self._readers_behind(collective, following):
             if name_of(reader) == RUN:
-                given = arguments_of(reader)
+                given = _arguments(reader)
                 if is_stored(given["k"]) and is_stored(given["v"]):
                     yield reader
                 continue
-            for read in self._memory(reader, collective):
-                if read.key not in known:
-                    known.add(read.key)
-                    yield read
+            for key, size in self._memory(reader, collective):
+                if key not in known:
+                    known.add(key)
+                    yield _Read(key, size, reader)
 
-    def _limit(self, collective: Node, wanted: Sequence[Read | Node]) -> tuple[int, int]:
+    def _limit(self, collective: Node, wanted: Sequence[_Read | Node]) -> tuple[int, int]:
         """Bytes that may be prefetched beside a collective, and by how many CTAs.
 
         How many bytes pages have is known when they are planned. A budget that is chosen counts
@@ -165,24 +193,23 @@ class _Pass:
         flying = sum(read.bytes for read in self.flying)
         if not isinstance(self.budget, SafeBudget):
             return self.budget - flying, self.sms
-        size = sum(one.bytes for one in wanted if isinstance(one, Read))
+        size = sum(one.bytes for one in wanted if isinstance(one, _Read))
         what = Collective(name_of(collective), moved_bytes(collective, self.module))
         most, sms = self.budget.best(size, what, flying)
         if most and any(isinstance(one, Node) for one in wanted):
             return self.budget.best(size + self.budget.overlap.kept, what, flying)
         return most, sms
 
-    def _memory(self, reader: Node, collective: Node) -> Iterator[Read]:
-        """Memory that a node reads and that was there before the graph ran.
+    def _memory(self, reader: Node, collective: Node) -> Iterator[tuple[Node | str, int]]:
+        """Memory that a node reads and that was there before the graph ran, and its bytes.
 
         It is on the collective's device, where that is known.
         """
         layer = self._linear(reader)
         if layer is not None:
-            size = stored_size(layer.weight)
+            size = dense_size(layer.weight)
             if size is not None:
-                columns = self.columns and layer.weight.stride(-1) == 1
-                yield Read(f"{reader.target}.weight", size, reader, columns)
+                yield f"{reader.target}.weight", size
             return
         made = tensor_of(collective, self.module)
         for node in reader.all_input_nodes:
@@ -190,11 +217,9 @@ class _Pass:
             device = None if made is None else made.device
             size = size_of(source, self.module, device) if is_stored(source) else None
             if size is not None:
-                key = str(source.target) if source.op == "get_attr" else source
-                columns = self.columns and reads_columns(reader, node, self.module)
-                yield Read(key, size, reader, columns)
+                yield str(source.target) if source.op == "get_attr" else source, size
 
-    def _insert(self, collective: Node, beside: Beside) -> None:
+    def _insert(self, collective: Node, beside: _Beside) -> None:
         """Put the operators where they run beside the collective.
 
         One that launches its work elsewhere has them behind it; one that computes on the current
@@ -211,14 +236,14 @@ class _Pass:
                 else:
                     tensors = [self._lifted(read.key) for read in step]
                     most = sum(read.bytes for read in step)
-                    how = step[-1].columns, self.keep  # only the last is cut off
-                    self._call(prefetch_op, (after, tensors, most, beside.sms, aside, *how))
+                    arguments = after, tensors, most, beside.sms, aside, self.keep
+                    self._call(prefetch_op, arguments)
         if aside:
             with self.graph.inserting_after(collective):
                 self._call(join_prefetch_op, (collective,))
 
     def _prefetch_pages(self, after: Node, run: Node, most: int, sms: int, aside: bool) -> None:
-        given = arguments_of(run)
+        given = _arguments(run)
         k, v = (self._lifted(given[name]) for name in ("k", "v"))
         self._call(prefetch_pages_op, (after, k, v, given["handle"], most, sms, aside))
 
@@ -238,6 +263,14 @@ class _Pass:
 def _has_several(collective: Node) -> bool:
     """Whether it makes a list of tensors, of which none stands for the whole."""
     return "coalesced" in name_of(collective)
+
+
+def _arguments(run: Node) -> dict[str, Any]:
+    """Arguments of an operator's node by their names."""
+    target = run.target
+    assert isinstance(target, torch._ops.OpOverload)
+    names = [argument.name for argument in target._schema.arguments]
+    return {**dict(zip(names, run.args, strict=False)), **run.kwargs}
 
 
 def _names(argument: str, given: Iterable[str]) -> frozenset[str]:
@@ -263,7 +296,6 @@ def prefetch_pass(
     max_bytes: int | SafeBudget,
     *,
     sms: int | None = None,
-    columns: bool = True,
     keep: bool | None = None,
     collectives: Iterable[str] = (),
     readers: Iterable[str] = (),
@@ -283,9 +315,6 @@ def prefetch_pass(
         max_bytes: most that is on its way at any time; or what chooses it for each collective, and
             so leaves out prefetches that might lose.
         sms: CTAs of a prefetch. None: 8, or those that are chosen with the bytes.
-        columns: of a product's weight that the limit cuts off, the first columns of all rows are
-            prefetched, where the sum goes along its rows in memory and the graph's metadata tell
-            so. False: the first rows, as of anything else.
         keep: of `prefetch`; None lets it see, when it runs, what L2 the device has.
         collectives: operators that communicate on the current stream, as "vllm::all_reduce": their
             prefetches run on the side stream.
@@ -316,7 +345,7 @@ def prefetch_pass(
     module = graph if isinstance(graph, GraphModule) else graph.owning_module
     inner = graph.graph if isinstance(graph, GraphModule) else graph
     _tell_absent(inner, names[0])
-    how = SMS if sms is None else sms, columns, keep
+    how = SMS if sms is None else sms, keep
     found = _Pass(inner, module, budget, *how, *names).run()
     if found:
         inner.lint()
@@ -330,7 +359,6 @@ def inductor_pass(
     max_bytes: int | SafeBudget,
     *,
     sms: int | None = None,
-    columns: bool = True,
     keep: bool | None = None,
     collectives: Iterable[str] = (),
     readers: Iterable[str] = (),
@@ -347,7 +375,6 @@ def inductor_pass(
 
     options: dict[str, Any] = {
         "sms": sms,
-        "columns": columns,
         "keep": keep,
         "collectives": tuple(collectives),
         "readers": tuple(readers),

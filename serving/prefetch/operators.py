@@ -38,18 +38,17 @@ def prefetch_op(
     max_bytes: int,
     sms: int,
     aside: bool,
-    columns: bool = False,
     keep: bool | None = None,
 ) -> None:
     """Bring tensors into L2.
 
     Args:
         after: what is made before and read behind; not touched.
-        tensors, max_bytes, sms, columns, keep: of `prefetch`.
+        tensors, max_bytes, sms, keep: of `prefetch`.
         aside: on the side stream, until `warploom::join_prefetch`.
     """
     with _stream(tensors[0].device, aside):
-        prefetch(tensors, max_bytes, sms=sms, columns=columns, keep=keep)
+        prefetch(tensors, max_bytes, sms=sms, keep=keep)
 
 
 @torch.library.custom_op("warploom::prefetch_pages", mutates_args=("after",))

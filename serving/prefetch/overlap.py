@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from math import isfinite
 from statistics import median
 
 from warploom.errors import ArgumentError
@@ -38,8 +38,6 @@ class Overlap:
             stream, less what the reader's start gains. It is the reader's (`for_reader`).
         error: of `saved`: the root of the mean square on cases that it was not fitted to.
         own_error: the same for readers whose own `fixed` is known.
-        streamed: bytes that a reader reads until it has driven out of L2 what it has not read yet.
-        marked: bytes of those marked to be evicted last that stay whatever is read.
     """
 
     bandwidth: float
@@ -50,12 +48,10 @@ class Overlap:
     fixed: float
     error: float
     own_error: float
-    streamed: float = inf
-    marked: float = 0.0
 
     def __post_init__(self) -> None:
-        positive = self.bandwidth, self.rate, self.kept, self.hit_rate, self.streamed
-        rest = self.startup, self.error, self.own_error, self.marked
+        positive = self.bandwidth, self.rate, self.kept, self.hit_rate
+        rest = self.startup, self.error, self.own_error
         if min(positive) <= 0 or min(rest) < 0 or not isfinite(self.fixed):
             reason = "has a rate or size that is not positive, or a time that is none"
             raise ArgumentError(name="overlap", reason=reason)
@@ -71,53 +67,27 @@ class Overlap:
         checked_count("sms", sms)
         return min(self.bandwidth, sms * self.rate) * max(0.0, collective - self.startup)
 
-    def found(self, asked: float, size: float, ordered: bool = True, keep: bool = False) -> float:
-        """Bytes that the reader of `size` bytes finds in L2, of those that were brought there.
-
-        More than `kept` drives out as much. What is not asked for in the reader's order, as the
-        first rows of a product's weight, is read from the reader's begin to its end, and lies in L2
-        until `streamed` bytes are read; marked lines stay.
-
-        Args:
-            asked: bytes that have come.
-            size: of all that is read.
-            ordered: they are what the reader reads first.
-            keep: they are marked as the last to be evicted.
-        """
-        here = min(asked, size, self.kept)
-        if ordered:
-            return here
-        stays = min(here, self.marked) if keep else 0.0
-        return stays + (here - stays) * min(1.0, self.streamed / size)
-
-    def parts(
-        self, collective: float, size: float, asked: float, sms: int, ordered: bool = True,
-        keep: bool = False,
-    ) -> tuple[float, float]:  # fmt: skip
+    def parts(self, collective: float, size: float, asked: float, sms: int) -> tuple[float, float]:
         """Seconds of memory that hits stand for, and seconds that the reader begins late.
 
         It begins when the collective and the kernel that asks are done. What was asked for and has
-        not come by then is read as any other byte.
+        not come by then is read as any other byte. More than `kept` drives out as much.
         """
         checked_seconds("collective", collective)
         checked_count("sms", sms)
         asked = min(asked, size)
         begin = max(collective, self.startup + asked / (sms * self.rate))
-        come = min(asked, self.bandwidth * max(0.0, begin - self.startup))
-        return self.found(come, size, ordered, keep) / self.bandwidth, begin - collective
+        hits = min(asked, self.kept, self.bandwidth * max(0.0, begin - self.startup))
+        return hits / self.bandwidth, begin - collective
 
-    def saved(
-        self, collective: float, size: float, asked: float, sms: int, ordered: bool = True,
-        keep: bool = False,
-    ) -> float:  # fmt: skip
+    def saved(self, collective: float, size: float, asked: float, sms: int) -> float:
         """Seconds by which a collective and the reads of `size` bytes behind it shrink.
 
-        Negative: the step grows. Nothing is asked for, nothing is saved. `ordered` and `keep` are
-        those of `found`.
+        Negative: the step grows. Nothing is asked for, nothing is saved.
         """
         if asked <= 0:
             return 0.0
-        hits, late = self.parts(collective, size, asked, sms, ordered, keep)
+        hits, late = self.parts(collective, size, asked, sms)
         return self.gain * hits - late - self.fixed
 
     def best_bytes(self, collective: float, size: float, sms: int) -> int:
@@ -172,7 +142,7 @@ class Overlap:
             raise ArgumentError(name="timed", reason="is empty; give steps with a prefetch")
         for one in timed:
             checked_kind("timed", one, Timed, "a Timed(case, collective, size, ...) for each step")
-        off = [self.saved(*x.asking) - x.saved for x in timed]
+        off = [self.saved(x.collective, x.size, x.asked, x.sms) - x.saved for x in timed]
         return replace(self, fixed=self.fixed + median(off), error=self.own_error)
 
 
@@ -182,7 +152,7 @@ class Timed:
 
     Attributes:
         case: what was read behind which collective.
-        collective, size, asked, sms, ordered, keep: arguments of `Overlap.saved`.
+        collective, size, asked, sms: arguments of `Overlap.saved`.
         without, seconds: of the step without the prefetch, and with it.
     """
 
@@ -193,17 +163,10 @@ class Timed:
     sms: int
     without: float
     seconds: float
-    ordered: bool = True
-    keep: bool = False
 
     @property
     def saved(self) -> float:
         return self.without - self.seconds
-
-    @property
-    def asking(self) -> tuple[float, float, float, int, bool, bool]:
-        """Arguments of `Overlap.saved`."""
-        return self.collective, self.size, self.asked, self.sms, self.ordered, self.keep
 
 
 def by_case(timed: Iterable[Timed]) -> dict[tuple[str, int], list[Timed]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any, Protocol, TypeAlias
+from itertools import accumulate
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,28 +23,19 @@ from warploom.runtime.launching.prefetch import (
     SMS,
     SpanTable,
     checked_budget,
-    cut_rows,
-    one_by_one,
+    cut,
     prefetcher,
 )
+from warploom.runtime.tensors.dense import dense_bytes
 from warploom.runtime.tensors.tensors import as_torch
-from warploom.serving.prefetch.blocks import Block, matrix_of, reached, within
 from warploom.serving.prefetch.safe_budget import SafeBudget
 
 _MOST_TABLES = 256  # kept for calls to come; those that graphs hold do not count
 _REMEDY = "Call it once before the capture, with these tensors and this budget."
-_Table: TypeAlias = tuple[SpanTable, int]  # and the bytes that it asks for
 
 
 @unseen
-def prefetch(
-    tensors: Any,
-    max_bytes: int,
-    *,
-    sms: int = SMS,
-    columns: bool = False,
-    keep: bool | None = None,
-) -> int:
+def prefetch(tensors: Any, max_bytes: int, *, sms: int = SMS, keep: bool | None = None) -> int:
     """Bring tensors into L2, on the caller's current stream, without waiting for them.
 
     It changes no result. Enqueue it beside what the reader of the tensors waits for: behind a
@@ -53,13 +45,9 @@ def prefetch(
 
     Args:
         tensors: one, or several in the order in which they will be read. Their elements must fill
-            a block of memory, in any order of axes, or rows of at least 128 bytes that lie equally
-            far apart, as `weight[:, :1024]` does.
+            a block of memory, in any order of axes.
         max_bytes: of all of them; the last is cut off there.
         sms: CTAs that ask, each on an SM. The collective has the others.
-        columns: the last is cut off across its rows as they lie in memory, to the first columns of
-            all of them: as a product reads a weight [outputs, inputs], along the sum. False: to the
-            first rows.
         keep: mark the lines as the last to be evicted. None: if one of those tensors is larger than
             half of the device's L2, so that its reader drives out what it reads last.
 
@@ -69,7 +57,7 @@ def prefetch(
     Raises:
         ArgumentError: no tensors, or more CTAs than the device has SMs.
         BadBudget, BudgetTooSmall: `max_bytes` is no number of bytes, or below a line of 128.
-        HasGaps: memory of others lies between a tensor's elements, other than between such rows.
+        HasGaps: memory of others lies between a tensor's elements.
         WrongDevice: tensors on several devices.
         ForbiddenUnderCapture: tensors that are new, while a graph is captured.
         UnsupportedSpec: tensors that are neither on a CUDA device nor on the CPU.
@@ -82,13 +70,18 @@ def prefetch(
     most = checked_budget(max_bytes)
     if most < LINE:
         raise BudgetTooSmall(got=most, what="a line of L2", needed=LINE)
-    matrices = tuple(matrix_of(x, f"tensors[{i}]") for i, x in enumerate(given))
+    sizes = tuple(dense_bytes(x, f"tensors[{i}]") for i, x in enumerate(given))
     if keep is None:
-        keep = any(x.size > _kept(device) for x in reached(matrices, most))
+        keep = _largest(sizes, most) > _kept(device)
     kernel = prefetcher(device, sms, keep)
-    table, asked = _table(device, matrices, most, columns)
-    kernel.launch(table)
-    return asked
+    kernel.launch(_table(device, tuple(x.data_ptr() for x in given), sizes, most))
+    return min(most, sum(sizes))
+
+
+def _largest(sizes: Sequence[int], most: int) -> int:
+    """Bytes of the largest tensor that a budget reaches."""
+    before = accumulate(sizes, initial=0)
+    return max(size for size, begin in zip(sizes, before, strict=False) if begin < most)
 
 
 def _kept(device: torch.device) -> float:
@@ -106,23 +99,21 @@ def _given(tensors: Any, name: str = "tensors") -> list[torch.Tensor]:
 
 
 class _Tables:
-    """Tables of tensors that were prefetched before, with their bytes: the last ones and those
-    that graphs read.
-    """
+    """Tables of tensors that were prefetched before, the last ones and those that graphs read."""
 
     def __init__(self) -> None:
         self._lock = forks.lock()
-        self._known: dict[tuple[object, ...], _Table] = {}
-        self._captured: dict[tuple[object, ...], _Table] = {}
+        self._known: dict[tuple[object, ...], SpanTable] = {}
+        self._captured: dict[tuple[object, ...], SpanTable] = {}
 
-    def get(self, key: tuple[object, ...], is_captured: bool) -> _Table | None:
+    def get(self, key: tuple[object, ...], is_captured: bool) -> SpanTable | None:
         with self._lock:
             found = self._captured.get(key) or self._known.pop(key, None)
             if found is not None:
                 (self._captured if is_captured else self._known)[key] = found
             return found
 
-    def put(self, key: tuple[object, ...], table: _Table) -> None:
+    def put(self, key: tuple[object, ...], table: SpanTable) -> None:
         with self._lock:
             self._known[key] = table
             while len(self._known) > _MOST_TABLES:
@@ -132,27 +123,26 @@ class _Tables:
 _tables = _Tables()
 
 
-def _table(device: torch.device, matrices: tuple[Block, ...], most: int, columns: bool) -> _Table:
-    """What is asked for of tensors, on the device, written at their first prefetch; and its bytes.
+def _table(
+    device: torch.device, addresses: tuple[int, ...], sizes: tuple[int, ...], most: int
+) -> SpanTable:
+    """The spans of tensors on the device, written at their first prefetch.
 
     One that a launch may still read is not freed under it: its memory is torch's, which knows the
     streams that read it.
     """
-    key, captured = (device, matrices, most, columns), is_capturing(device)
+    key, captured = (device, addresses, sizes, most), is_capturing(device)
     found = _tables.get(key, captured)
     if found is not None:
         return found
     if captured:
         raise ForbiddenUnderCapture(what="prefetch() met new tensors", remedy=_REMEDY)
-    blocks = within(matrices, most, columns)
-    records = np.concatenate([cut_rows(*block) for block in blocks])
-    if device.type == "cpu":
-        records = one_by_one(records)
+    offsets, lengths = np.array(addresses, np.int64), np.array(sizes, np.int64)
+    records = cut(offsets, lengths, np.zeros_like(offsets), most)
     table = SpanTable(device, len(records))
     table.write(records)
-    made = table, sum(block.size for block in blocks)
-    _tables.put(key, made)
-    return made
+    _tables.put(key, table)
+    return table
 
 
 class Pages(Protocol):
@@ -163,12 +153,7 @@ class Pages(Protocol):
 
 @contextmanager
 def beside(
-    tensors: Any,
-    max_bytes: int | SafeBudget,
-    *,
-    sms: int | None = None,
-    columns: bool = False,
-    keep: bool | None = None,
+    tensors: Any, max_bytes: int | SafeBudget, *, sms: int | None = None, keep: bool | None = None
 ) -> Iterator[int]:
     """Bring tensors into L2 on a side stream while the block's work is enqueued.
 
@@ -181,7 +166,7 @@ def beside(
     hold it.
 
     Args:
-        tensors, columns, keep: of `prefetch`.
+        tensors, keep: of `prefetch`.
         max_bytes: of `prefetch`, or what chooses them from the duration of the block's work.
         sms: CTAs that ask. None: 8, or those that are chosen with the bytes.
 
@@ -196,15 +181,14 @@ def beside(
     """
     given = _given(tensors)
     if isinstance(max_bytes, SafeBudget):
-        size = sum(matrix_of(x, f"tensors[{i}]").size for i, x in enumerate(given))
+        size = sum(dense_bytes(x, f"tensors[{i}]") for i, x in enumerate(given))
         most, chosen = max_bytes.with_sms(sms).best(size)
         if not most:
             yield 0
             return
     else:
         most, chosen = max_bytes, SMS if sms is None else sms
-    call = partial(prefetch, given, most, sms=chosen, columns=columns, keep=keep)
-    with _aside(given[0].device, call) as asked:
+    with _aside(given[0].device, partial(prefetch, given, most, sms=chosen, keep=keep)) as asked:
         yield asked
 
 

@@ -48,15 +48,15 @@ def test_a_graph_holds_it_and_results_stay(cuda: Any) -> None:
 
 
 @pytest.mark.parametrize("keep", [None, False, True])
-def test_first_columns_and_rows_that_lie_apart_change_nothing(cuda: Any, keep: bool | None) -> None:
+def test_marks_change_nothing(cuda: Any, keep: bool | None) -> None:
     weight = torch.randn(7168, 8192, device=cuda, dtype=torch.bfloat16)  # more than half of any L2
     x = torch.randn(1, 8192, device=cuda, dtype=torch.bfloat16)
     expected = torch.nn.functional.linear(x, weight)
 
     def step() -> torch.Tensor:
-        with beside(weight, 8 * MB, columns=True, keep=keep) as asked:
-            prefetch(weight[:, 512:1024], 4 * MB, keep=keep)
-        assert asked == 8 * MB // 512 * 512
+        with beside(weight, 8 * MB, keep=keep) as asked:
+            pass
+        assert asked == 8 * MB
         return torch.nn.functional.linear(x, weight)
 
     step()

@@ -17,8 +17,7 @@ from warploom.codegen.abi import Packer
 from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.prefetch import SPAN, THREADS, PrefetchSpec
 from warploom.errors import NoHostCompiler
-from warploom.runtime.launching.prefetch import cut, cut_rows, one_by_one
-from warploom.serving.prefetch.blocks import Block, within
+from warploom.runtime.launching.prefetch import cut
 
 CTAS = 3
 SPANS = st.lists(
@@ -95,10 +94,8 @@ def asks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     packer = Packer(PrefetchSpec().fields)
 
     def asked(records: Any) -> Any:
-        if request.param == "host":
-            records = one_by_one(records)
         table = np.zeros(1 + len(records), SPAN)
-        table["offset"][0] = len(records)
+        table[0] = len(records), 0, 0
         table[1:] = records
         values = {
             "spans": table.ctypes.data, "first_source": FIRST, "second_source": SECOND,
@@ -117,52 +114,15 @@ def test_every_line_and_no_other(asks: Any, spans: Any, most: int) -> None:
     offsets, sizes, sources = (np.array(x, np.int64) for x in zip(*spans, strict=True)) if spans \
         else (np.zeros(0, np.int64),) * 3  # fmt: skip
     found = asks(cut(offsets, sizes, sources, most))
-    expected, left = [], most
+    line = 64 if len(found) and found[0, 1] == 64 else 128
+    lines = {at // line for first, size in found.tolist() for at in range(first, first + size, 32)}
+    expected, left = set(), most
     for offset, size, source in spans:
-        expected.append(((FIRST, SECOND)[source] + offset, min(size, left)))
-        left -= expected[-1][1]
-    assert set(lines_of(found)) == lines_around(expected, line_of(found))
-
-
-def line_of(found: Any) -> int:
-    """Bytes of a line of the back end that has asked: 64 of a CPU, 128 of a GPU."""
-    return 64 if len(found) and found[0, 1] == 64 else 128
-
-
-def lines_of(found: Any) -> list[int]:
-    """Numbers of the lines that were asked for, each as often as that."""
-    line = line_of(found)
-    sectors = (at for first, size in found.tolist() for at in range(first, first + size, 32))
-    return [at // line for at in sectors if at % line == 0]
-
-
-def lines_around(blocks: list[tuple[int, int]], line: int) -> set[int]:
-    """Numbers of the lines that hold bytes of blocks, given as (begin, size)."""
-    spans = (range(at // line, (at + size - 1) // line + 1) for at, size in blocks if size)
-    return {number for span in spans for number in span}
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    lines=st.integers(1, 200), gap=st.integers(1, 100), rows=st.integers(2, 70),
-    odd=st.integers(0, 127), shift=st.integers(0, 127), asked_lines=st.integers(1, 3000),
-    columns=st.booleans(),
-)  # fmt: skip
-def test_rows_that_lie_apart(
-    asks: Any, lines: int, gap: int, rows: int, odd: int, shift: int, asked_lines: int,
-    columns: bool,
-) -> None:  # fmt: skip
-    """Each line of what a budget takes of a matrix once, where rows begin with lines."""
-    bytes_of_row = 128 * lines - odd
-    matrix = Block(shift, bytes_of_row, rows, 128 * (lines + gap))
-    blocks = within([matrix], 128 * asked_lines, columns)
-    found = asks(np.concatenate([cut_rows(*block) for block in blocks]))
-    each = ((x, row) for x in blocks for row in range(x.rows))
-    wanted = [(FIRST + x.address + row * x.stride, x.bytes) for x, row in each]
-    got = lines_of(found)
-    assert set(got) == lines_around(wanted, line_of(found))
-    if not shift:
-        assert len(got) == len(set(got))
+        begin, size = (FIRST, SECOND)[source] + offset, min(size, left)
+        left -= size
+        if size:
+            expected |= set(range(begin // line, (begin + size - 1) // line + 1))
+    assert lines == expected
 
 
 def test_ctas_take_spans_in_turn(asks: Any) -> None:

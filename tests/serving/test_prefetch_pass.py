@@ -86,6 +86,14 @@ def test_the_limit(limit: int, expected: Any) -> None:
     assert [(one.tensors, one.bytes) for one in found] == expected
 
 
+@pytest.mark.parametrize("keep", [None, True, False])
+def test_marks_are_passed_on(keep: bool | None) -> None:
+    module = symbolic_trace(Chain())
+    prefetch_pass(module, 1 << 20, keep=keep)
+    found = [n for n in module.graph.nodes if str(n.target) == "warploom.prefetch.default"]
+    assert [node.args[-1] for node in found] == [keep, keep]
+
+
 def test_once_and_only_where_there_are_collectives() -> None:
     module = symbolic_trace(Chain())
     prefetch_pass(module, 1 << 20)
@@ -116,110 +124,38 @@ def test_what_is_in_flight_counts_and_is_not_fetched_again() -> None:
 
 
 class Stacked(nn.Module):
-    """Weights of several layers in one tensor, columns of others, and one elsewhere."""
+    """Weights of several layers in one tensor, columns of another, and one elsewhere."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stack = nn.Parameter(torch.randn(3, 64, 64))
         self.wide = nn.Parameter(torch.randn(64, 128))
-        self.narrow = nn.Parameter(torch.randn(64, 128))
         self.away = nn.Parameter(torch.empty(64, 64, device="meta"))
 
     def forward(self, x: Any) -> Any:
         y = waited(launched(x))
         z = torch.matmul(y, torch.ops.aten.select.int(self.stack, 0, 1))
         z = torch.matmul(z, torch.ops.aten.slice.Tensor(self.wide, 1, 0, 64))
-        z = torch.matmul(torch.ops.aten.slice.Tensor(self.narrow, 1, 0, 16), z)
         return torch.matmul(z, self.away)
 
 
-def test_views_are_fetched_if_they_are_rows_on_this_device() -> None:
+def test_views_are_fetched_if_they_are_blocks_on_this_device() -> None:
     module: Any = symbolic_trace(Stacked())
     for node in module.graph.nodes:  # as a compiler would note it
         name = str(node.target)
-        if name in ("stack", "wide", "narrow", "away"):
+        if name in ("stack", "wide", "away"):
             node.meta["val"] = getattr(module, name)
         elif "select" in name:
             node.meta["val"] = module.stack[1]
         elif "slice" in name:
-            node.meta["val"] = getattr(module, node.args[0].target)[:, : node.args[3]]
+            node.meta["val"] = module.wide[:, :64]
         elif "all_reduce" in name:
             node.meta["val"] = torch.empty(1, 64)
     (found,) = prefetch_pass(module, 1 << 20)
-    assert found.bytes == 2 * WEIGHT and len(found.tensors) == 2
+    assert found.bytes == WEIGHT and len(found.tensors) == 1
     module.graph.lint()
     (node,) = (n for n in module.graph.nodes if str(n.target) == "warploom.prefetch.default")
-    assert [str(n.target) for n in node.args[1]] == ["aten.select.int", "aten.slice.Tensor"]
-    assert [n.args[0].target for n in node.args[1]] == ["stack", "wide"]
-
-
-def product_of(build: Any, *shape: int) -> tuple[GraphModule, Any]:
-    """A graph of a product behind a collective, as a compiler leaves it; and its weight."""
-    graph, seen = Graph(), {}
-    values = {"x": torch.zeros(3, 96), "weight": torch.zeros(*shape)}
-    for name, value in values.items():
-        seen[name] = graph.placeholder(name)
-        seen[name].meta["val"] = value
-
-    def call(operator: Any, *arguments: Any) -> Any:
-        node = graph.call_function(operator, arguments)
-        given = [x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in arguments]
-        node.meta["val"] = given[0] if "c10d" in str(operator) else operator(*given)
-        return node
-
-    c10d = torch.ops._c10d_functional
-    x = call(c10d.all_reduce.default, seen["x"], "sum", "nobody")
-    graph.output(build(call, call(c10d.wait_tensor.default, x), seen["weight"]))
-    return GraphModule(torch.nn.Module(), graph), seen["weight"]
-
-
-ATEN = torch.ops.aten
-PRODUCTS: dict[str, tuple[Any, tuple[int, ...], bool]] = {
-    # of weights [outputs, sum] in memory the sum goes along rows, of [sum, outputs] it does not
-    "mm of t": (lambda call, x, w: call(ATEN.mm.default, x, call(ATEN.t.default, w)),
-                (80, 96), True),
-    "mm": (lambda call, x, w: call(ATEN.mm.default, x, w), (96, 80), False),
-    "mm of permuted": (
-        lambda call, x, w: call(ATEN.mm.default, x, call(ATEN.permute.default, w, [1, 0])),
-        (80, 96), True),
-    "linear": (lambda call, x, w: call(ATEN.linear.default, x, w), (80, 96), True),
-    "on the left": (
-        lambda call, x, w: call(ATEN.mm.default, w, call(ATEN.t.default, x)), (80, 96), True),
-    "on the left, of t": (
-        lambda call, x, w: call(ATEN.mm.default, call(ATEN.t.default, w), call(ATEN.t.default, x)),
-        (96, 80), False),
-    "mv": (lambda call, x, w: call(ATEN.mv.default, w, call(ATEN.select.int, x, 0, 0)),
-           (80, 96), True),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", list(PRODUCTS))
-@pytest.mark.parametrize("wanted", [True, False])
-def test_the_order_in_which_a_product_reads(name: str, wanted: bool) -> None:
-    build, shape, columns = PRODUCTS[name]
-    module, weight = product_of(build, *shape)
-    prefetch_pass(module, 10_000, columns=wanted, keep=True)
-    (node,) = (n for n in module.graph.nodes if str(n.target) == "warploom.prefetch.default")
-    assert node.args[1:3] == ([weight], 10_000)
-    assert node.args[5:] == (columns and wanted, True)
-
-
-def test_a_bias_is_no_factor() -> None:
-    def build(call: Any, x: Any, w: Any) -> Any:
-        wide = call(ATEN.t.default, call(ATEN.mm.default, x, call(ATEN.t.default, x)))
-        return call(ATEN.addmm.default, w, wide, x)
-
-    module, _ = product_of(build, 3, 96)
-    prefetch_pass(module, 1000)
-    (node,) = (n for n in module.graph.nodes if str(n.target) == "warploom.prefetch.default")
-    assert node.args[5:] == (False, None)
-
-
-def test_layers_of_a_trace_are_read_by_columns() -> None:
-    module = symbolic_trace(Chain())
-    prefetch_pass(module, WEIGHT + 200)
-    found = [n.args[5:] for n in module.graph.nodes if str(n.target).startswith("warploom")]
-    assert found == [(True, None), (True, None)]
+    assert [str(n.target) for n in node.args[1]] == ["aten.select.int"]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from warploom.errors import ArgumentError, ForbiddenUnderCapture, UnsupportedSpe
 from warploom.prefetch import beside, beside_pages, prefetch
 from warploom.prefetch_errors import BadBudget, BudgetTooSmall, HasGaps
 from warploom.serving.prefetch import tensors as module
-from warploom.serving.prefetch.blocks import GRANULE
 from warploom.serving.prefetch.operators import join_prefetch_op, prefetch_op
 
 
@@ -28,7 +27,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def asked(tables: Any) -> list[tuple[int, int]]:
     """(address, bytes) of the last table, neighbours joined."""
-    records = list(tables._known.values())[-1][0].read()
+    records = list(tables._known.values())[-1].read()
     found: list[tuple[int, int]] = []
     for offset, size in zip(records["offset"].tolist(), records["bytes"].tolist(), strict=True):
         if found and sum(found[-1]) == offset:
@@ -46,20 +45,6 @@ def test_tensors_in_their_order_up_to_the_budget(tables: Any) -> None:
     assert prefetch([a, b, c], 125_000) == 125_000
     assert asked(tables) == [expected[0], (b.data_ptr(), 5_000)]
     assert prefetch(c, 1000) == 28  # one tensor
-
-
-def test_rows_that_lie_apart_and_first_columns(tables: Any) -> None:
-    x = torch.zeros(8, 1024)
-    at, step = x.data_ptr(), 4096
-    assert prefetch(x[:, :100], 1000) == 1000  # two rows of 400 bytes, and what is left
-    assert asked(tables) == [(at, 400), (at + step, 400), (at + 2 * step, 200)]
-    assert prefetch(x, 5000, columns=True) == 9 * GRANULE
-    assert asked(tables) == [
-        *((at + row * step, GRANULE) for row in range(8)),
-        (at + GRANULE, GRANULE),
-    ]
-    assert prefetch(x.t(), 4096) == 4096  # as the matrix lies in memory
-    assert asked(tables) == [(at, 4096)]
 
 
 def test_large_tensors_are_kept_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +66,7 @@ def test_large_tensors_are_kept_unless_told_otherwise(monkeypatch: pytest.Monkey
     prefetch(small, 1000, keep=True)
     with beside(large, 1000), beside(small, 1000):
         pass
-    prefetch_op(small, [large], 1000, 8, False, False, False)
+    prefetch_op(small, [large], 1000, 8, False, False)
     prefetch_op(small, [large], 1000, 8, False)
     assert made == [False, True, False, True, False, True, True, False, False, True]
 
@@ -154,9 +139,7 @@ def test_refusals() -> None:
     with pytest.raises(BudgetTooSmall, match="line"):
         prefetch(x, 127)
     with pytest.raises(HasGaps, match=r"tensors\[1\]"):
-        prefetch([x, x[:, :31]], 1000)
-    with pytest.raises(HasGaps), beside(x[:, ::2], 1000):
-        pass
+        prefetch([x, x[:, :50]], 1000)
     with pytest.raises(ArgumentError, match="empty"):
         prefetch([], 1000)
     with pytest.raises(ArgumentError, match="sms"):

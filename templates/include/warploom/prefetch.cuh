@@ -22,8 +22,8 @@ WL_FN void prefetch_lines(const Lines<kPrefetchLine>& lines, int lane) {
   }
 }
 
-// All spans, in the order of the table: CTAs take the next one in turn, with all of its rows. How
-// many there are is read from memory, so a captured launch follows a table that is written anew.
+// All spans, in the order of the table: CTAs take the next one in turn. How many there are is read
+// from memory, so a captured launch follows a table that is written anew.
 template <class K>
 WL_FN void run_prefetch(const typename K::Params& p) {
   constexpr int kTeam = kBulkPrefetch ? 1 : kPrefetchWarp;
@@ -31,11 +31,9 @@ WL_FN void run_prefetch(const typename K::Params& p) {
   const int team = threadIdx.x / kTeam, teams = blockDim.x / kTeam;
   const long long step = static_cast<long long>(gridDim.x) * teams;
   for (long long i = blockIdx.x + static_cast<long long>(gridDim.x) * team; i < count; i += step) {
-    auto span = p.spans[1 + i];
-    for (int row = 0; row < span.rows; ++row, span.offset += span.stride) {
-      const Lines<kPrefetchLine> lines(p, span);
-      prefetch_lines<K::Config::kKeep>(lines, threadIdx.x % kTeam);
-    }
+    const auto span = p.spans[1 + i];
+    const Lines<kPrefetchLine> lines(p, span);
+    prefetch_lines<K::Config::kKeep>(lines, threadIdx.x % kTeam);
   }
 }
 

@@ -1,13 +1,13 @@
-"""In which order to ask for a weight: its first rows, or the first columns of all, marked or not.
+"""What a prefetch of a weight saves if its lines are marked as the last to be evicted, and if not.
 
-    python benchmarks/prefetch_orders.py [--tiny] [--readers 8B] [--sms 16] [--captures 4]
-                                         [--out FOLDER]
+    python benchmarks/prefetch_marks.py [--tiny] [--readers 8B] [--sms 16] [--captures 4]
+                                        [--out FOLDER]
 
 Steps are those of `prefetch.py`: a stand-in for a collective, a prefetch beside it, and a product,
 in a CUDA graph over sixteen copies of the weight, of which the smallest budget alone asks for twice
 what L2 holds: marked lines of few copies would still be there when their turn comes again, as they
 are not in a model of many layers. Each figure is the median of several graphs; these are
-captured by turns of all orders and budgets behind one duration, with a step without a prefetch at
+captured by turns of all marks and budgets behind one duration, with a step without a prefetch at
 the begin and the end of each turn. What the product makes is compared, bit by bit, with what it
 makes without a prefetch, when a graph is replayed, too.
 """
@@ -25,11 +25,11 @@ from statistics import median
 import torch
 from harness import QUICK, Case, Check, Effort, Report, Row, copies_needed, placed, replay_times
 from prefetch import read_bandwidth
-from prefetch_readers import ORDERS, Reader, by_orders, step, weights
+from prefetch_readers import MARKS, Reader, by_marks, step, weights
 from rich.table import Table
 from stand_in import StandIn
 
-NAME = "prefetch_orders"
+NAME = "prefetch_marks"
 READERS = "8B gate, up", "70B/TP8 gate, up", "8B qkv", "70B/TP8 down", "tiny"
 SECONDS, BUDGETS = (10e-6, 20e-6, 40e-6), (8, 16, 24, 30)  # MB
 TINY_BUDGETS = (0.016,)
@@ -38,7 +38,7 @@ EFFORT = Effort(seconds=0.05)
 MB = 10**6
 NONE = "none", ""
 
-Way = tuple[str, str]  # a budget's name, and an order
+Way = tuple[str, str]  # a budget's name, and a mark
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class Bench:
     def rows(
         self, copies: Sequence[Mapping[str, Reader]], seconds: float, budgets: Sequence[float]
     ) -> Iterator[Row]:
-        """A step without a prefetch, and one for each budget and order, behind one duration."""
+        """A step without a prefetch, and one for each budget and mark, behind one duration."""
         stand_in = StandIn(self.device, COLLECTIVE_SMS)
-        expected = copies[0]["rows"].read().clone()
+        expected = copies[0]["plain"].read().clone()
         check = Check(partial(_difference, expected), 0.0)
         ways: list[tuple[Way, int]] = [
-            ((f"{mb:g} MB", order), round(mb * MB)) for mb in budgets for order in ORDERS
+            ((f"{mb:g} MB", mark), round(mb * MB)) for mb in budgets for mark in MARKS
         ]
         turn = [(NONE, 0), *ways, (NONE, 0)]
         errors: dict[Way, float] = {}
@@ -70,14 +70,15 @@ class Bench:
         for _ in range(self.captures):
             for way, budget in turn:
                 given = seconds, budget, self.sms
-                thunks = [partial(step, stand_in, x[way[1] or "rows"], *given) for x in copies]
+                thunks = [partial(step, stand_in, x[way[1] or "plain"], *given) for x in copies]
                 errors[way] = max(errors.get(way, 0.0), check.relative_error(thunks[0]()))
                 ms = replay_times(thunks, self.device, self.effort, check=check)
                 times.setdefault(way, []).append(1e3 * median(ms))
         for way, budget in turn[:-1]:
-            first, us = copies[0][way[1] or "rows"], median(times[way])
+            first, us = copies[0][way[1] or "plain"], median(times[way])
             params = {
-                "collective_us": 1e6 * seconds, "bytes": first.bytes, "order": way[1],
+                "collective_us": 1e6 * seconds, "bytes": first.bytes,
+                "keep": MARKS[way[1] or "plain"],
                 **self.asked(first, budget), "saved_us": round(median(times[NONE]) - us, 3),
                 "captures_us": [round(one, 3) for one in times[way]],
             }  # fmt: skip
@@ -106,14 +107,14 @@ def _difference(expected: torch.Tensor, output: object) -> float:
 
 
 def saved_table(rows: Sequence[Row]) -> Table:
-    """Microseconds saved by case, budget and order; the best order of each line in bold."""
-    table = Table("step", "budget", *ORDERS, title="us saved")
+    """Microseconds saved by case, budget and mark; the better of each line in bold."""
+    table = Table("step", "budget", *MARKS, title="us saved")
     asked = [row for row in rows if row.params["budget"]]
     for case, budget in dict.fromkeys((x.case, x.params["budget"]) for x in asked):
         own = [x for x in asked if (x.case, x.params["budget"]) == (case, budget)]
-        saved = {x.params["order"]: x.params["saved_us"] for x in own}
+        saved = {x.params["keep"]: x.params["saved_us"] for x in own}
         best = max(saved.values())
-        cells = (f"{saved[x]:.2f}" for x in ORDERS)
+        cells = (f"{saved[keep]:.2f}" for keep in MARKS.values())
         shown = [f"[bold]{x}[/bold]" if x == f"{best:.2f}" else x for x in cells]
         table.add_row(case, f"{budget / MB:g} MB", *shown)
     return table
@@ -138,9 +139,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name, outputs, inputs in weights(options.tiny):
         if name not in READERS or not name.startswith(tuple(options.readers)):
             continue
-        first = by_orders(name, outputs, inputs, device)
+        first = by_marks(name, outputs, inputs, device)
         more = copies_needed(Case(name, 0, "us", round(min(budgets) * MB)), device) - 1
-        copies = [first, *(by_orders(name, outputs, inputs, device) for _ in range(more))]
+        copies = [first, *(by_marks(name, outputs, inputs, device) for _ in range(more))]
         for seconds in SECONDS:
             for row in bench.rows(copies, seconds, budgets):
                 report.add(row)
