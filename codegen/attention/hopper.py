@@ -37,6 +37,7 @@ _BARRIER_BYTES = 8  # Barrier
 _VISIT_BYTES = 4  # Visit
 _TRANSFORMS = ("query_transform", "key_transform", "value_transform")
 _ON_LOGITS = ("logits_transform", "logits_mask")
+_OF_KEYS = Level.COLUMN, Level.ELEMENT
 _SMALLEST_BOX = 8  # tokens of one tensor copy: the rows after which swizzling repeats
 # By groups: a thread of one copies each key, a tensor copy has 256 at most, and a thread of three
 # groups has no registers for the products of more.
@@ -236,6 +237,8 @@ class Hopper(TwoRoles):
         hooks, block = spec.variant.hooks, spec.kv_format.block_kv
         if "key_transform" not in hooks or _has_transformer(spec) or block % _SMALLEST_BOX == 0:
             return False
+        if spec.is_narrow:
+            return True
         parts = list(reachable([hooks[name] for name in _ON_LOGITS if name in hooks]))
         known = levels(parts)
         return any(part.op == "load" and known[part] is Level.ELEMENT for part in parts)
@@ -271,16 +274,29 @@ def _size_obstacle(tile: TileConfig) -> str | None:
 
 
 def _has_transformer(spec: AttentionSpec) -> bool:
-    """Whether four warps of their own can transform or widen what was staged; else consumers do.
+    """Whether four warps of their own transform or widen what was staged; else consumers do.
 
     Accumulators of wide heads leave them no registers, nor does what a thread keeps of more than
     64 lanes where a hook both reduces and reads other lanes than its own (norms with RoPE).
     """
     roots = [spec.variant.hooks[hook] for hook in _TRANSFORMS if hook in spec.variant.hooks]
     if not roots:
-        return spec.is_narrow
+        return spec.is_narrow and _is_easy_on_logits(spec)
     most = 64 if reduces_lanes(*roots) and reads_other_lanes(*roots) else 128
     return max(spec.head_dim_qk, spec.head_dim_v) <= most
+
+
+def _is_easy_on_logits(spec: AttentionSpec) -> bool:
+    """Whether consumers beside a group that widens have registers enough for hooks on logits.
+
+    Where they keep what they read of keys or load numbers of elements, where rows are of several
+    requests, and without a softmax, they spilled 16 to 80 bytes so; widening ahead they do not.
+    """
+    hooks = spec.variant.hooks
+    parts = list(reachable([hooks[name] for name in _ON_LOGITS if name in hooks]))
+    known = levels(parts)
+    reads = any(part.op == "load" and known[part] in _OF_KEYS for part in parts)
+    return spec.variant.softmax and not reads and not spec.kv_format.composed
 
 
 def _three_groups_obstacle(spec: AttentionSpec) -> str | None:

@@ -1,7 +1,7 @@
 """What key tiles of two roles cost, from which CTAs are shared out: prefills compute, decodes read.
 
-First guesses for an H200, by FLOPs and bytes (those of portable tiles were never measured); other
-GPUs are planned for by the same ones.
+First guesses for an H200, by FLOPs and bytes, and what 8-bit keys were measured to take (other
+prices of portable tiles never were); other GPUs are planned for by the same ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RoleCost:
             known in proportion alone.
         saturating: SMs that decode as fast as memory lets all.
         decode_in_tall: picoseconds that one SM computes if the tile of prefills takes the keys of
-            a decode's tile.
+            a decode's tile, 8-bit ones; whole tiles of them, since a request ends within one.
     """
 
     prefill: int
@@ -60,7 +60,7 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
         prefill=prefill,
         decode=-(-read * 1000 // bandwidth),
         saturating=-(-_BANDWIDTH // bandwidth),
-        decode_in_tall=prefill * tile.decode.keys // tile.keys,
+        decode_in_tall=narrow * prefill * max(1, tile.decode.keys // tile.keys),
     )
 
 

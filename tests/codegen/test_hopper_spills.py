@@ -8,6 +8,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.hopper_jobs import Biased
+
+import warploom as wl
+from warploom.codegen.attention.template import Work
+from warploom.codegen.attention.templates import HOPPER
+from warploom.codegen.compilers.arch import arch_named
+from warploom.codegen.compilers.cubin import read_resources
+from warploom.codegen.compilers.nvrtc import run_nvrtc
+from warploom.dsl.types.dtypes import dtype, kv_dtype
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.variants.trace import trace
+from warploom.dsl.variants.variant import Variant
+from warploom.scheduler.model.layout import c_structs
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 TIGHT = [
@@ -46,4 +60,29 @@ def test_what_needs_the_most_registers_spills_nothing(
 
     found = used((variant, (dim, dim), kv_format))
     assert found.tile.startswith("hopper")
+    assert found.local_bytes == 0, found
+
+
+# Beside 8-bit keys: with a group that widens, without one, and in tiles of fewer keys.
+NARROW = [
+    (wl.Causal(), wl.Paged(16), "float8_e4m3fn"),
+    (wl.Causal() & wl.SoftCap(30.0) & wl.HeadKVScale(), wl.Paged(1), "int8"),
+    (wl.Causal() & wl.Rope(), wl.Paged(16), "float8_e4m3fn"),
+    (wl.Causal() & Biased(), wl.Ragged(), "float8_e4m3fn"),
+    (wl.DocumentMask(), wl.Paged(1), "float8_e5m2"),
+    (wl.Alibi() & wl.FlashSigmoid(bias=-2.0), wl.Paged(16), "float8_e4m3fn"),
+    (wl.Causal() & wl.QKNorm() & wl.Rope(), wl.Paged(1), "int8"),
+]
+
+
+@pytest.mark.some(2)
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolchain")
+@pytest.mark.parametrize(("variant", "kv_format", "stored"), NARROW)
+def test_8_bit_keys_spill_nothing(variant: Variant, kv_format: KVFormat, stored: str) -> None:
+    arch, elements = arch_named("sm_90a"), (dtype("bfloat16"), kv_format, kv_dtype(stored))
+    of = AttentionSpec(trace(variant), 128, 128, *elements)
+    tile = HOPPER.tiles(of, arch, Work(128))[0]
+    source = HOPPER.kernel(of, tile).render("cuda", c_structs())
+    found = read_resources(run_nvrtc(source.text, arch, source.name).cubin)
     assert found.local_bytes == 0, found

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.emulator import Emulator, compile_for_fibers
-from support.hopper_jobs import JOBS
+from support.hopper_jobs import JOBS, NARROW_JOBS
 from support.sampling import few
 
 import warploom as wl
@@ -45,6 +45,14 @@ def check(emulator: Emulator, variant: Variant, setup: Setup, batch: int, order:
 def test_any_kernel_is_right_in_any_order(emulator: Emulator, job: int) -> None:
     variant, setup = JOBS[job]
     for order, batch in enumerate((0, 2, 1, 2, 0)):
+        check(emulator, variant, setup, batch, order + 5 * job if order > 1 else order)
+
+
+@pytest.mark.some(2)
+@pytest.mark.parametrize("job", range(len(NARROW_JOBS)))
+def test_8_bit_keys_are_widened_in_any_order(emulator: Emulator, job: int) -> None:
+    variant, setup = NARROW_JOBS[job]
+    for order, batch in enumerate((0, 2, 1, 2)):
         check(emulator, variant, setup, batch, order + 5 * job if order > 1 else order)
 
 

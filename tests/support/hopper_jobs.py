@@ -121,11 +121,14 @@ JOBS = [
     (wl.Variant(), of(wl.Ragged(), "float16", 192, TWO, 128)),
     (wl.Variant(), of(wl.Paged(16), "float16", 96, TWO, 64)),
     (wl.Causal(), of(wl.Ragged(), "bfloat16", 96, WIDE, 224)),
-    # 8-bit keys and values, widened where they landed or transformed on the way.
+]
+# 8-bit keys and values, widened where they landed, by a group or ahead, or transformed on the way.
+NARROW_JOBS = [
     (wl.Causal(), narrow(wl.Paged(16), "bfloat16", TWO, E4M3)),
     (wl.Causal() & wl.HeadKVScale(), narrow(wl.Ragged(), "float16", ONE, "int8")),
     (wl.Causal() & wl.SoftCap(5.0), narrow(wl.Paged(3), "bfloat16", TWO, "float8_e5m2")),
     (wl.Causal() & wl.Rope(), narrow(wl.Paged(16), "bfloat16", ONE, E4M3)),
+    (wl.Causal() & Biased(), narrow(wl.Ragged(), "bfloat16", TWO, E4M3)),
     (wl.TokenKVScale(), narrow(wl.Ragged(), "bfloat16", TWO, E4M3)),
     (wl.Causal() & wl.Alibi(), narrow(wl.Composed(16), "float16", TWO, E4M3)),
     (wl.Variant(), narrow(wl.BlockSparse(block=(32, 16)), "float16", ONE, "int8", 112)),

@@ -73,11 +73,8 @@ struct StagedOperands {
   using O = Operands<K>;
   using Element = typename K::Config::Element;
   using KvElement = typename K::Config::KvElement;
-  // Weights up to 256 and 8-bit values are exact enough in half precision, and widen for less.
-  static constexpr bool kHalfValues =
-      O::kNarrowValues && K::Variant::kSoftmax && !O::kScalesWeights;
   using Atom = MmaAtom<Element>;
-  using ValueElement = cute::conditional_t<kHalfValues, half_t, Element>;
+  using ValueElement = cute::conditional_t<O::kHalfValues, half_t, Element>;
   static constexpr bool kHalfKeys =
       O::kNarrowKeys && S::kSplitKeys && S::kDimQk <= 128 && !cute::is_same_v<Element, half_t>;
   using KeyElement = cute::conditional_t<kHalfKeys, half_t, Element>;

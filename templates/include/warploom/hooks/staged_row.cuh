@@ -49,6 +49,7 @@ class StagedRow {
  private:
   WL_FN void load_vector(int lane, Element (&to)[kLanes]) const {
     using Bytes = BytesAtOnce<sizeof(Element) * kLanes>;
+    static_assert(sizeof(Bytes) == sizeof(Element) * kLanes, "no instruction loads fewer bytes");
     const uint16_t* from = tile_ + Tile::offset(row_, lane / kPerHalfword);
     const Bytes bytes = *reinterpret_cast<const Bytes*>(from);
     memcpy(to, &bytes, sizeof(bytes));

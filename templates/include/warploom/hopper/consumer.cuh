@@ -30,8 +30,8 @@ class Consumer {
   static constexpr int kPingpongThreads = 2 * 128;  // of two neighbours
   static constexpr bool kTransformsQueries =
       Variant::kHasQueryTransform && !Shared<K>::kLandsQueries;
-  static constexpr bool kChangesKeys = KeyRows<K>::kChanges && !Shared<K>::kLandsKeys;
-  static constexpr bool kChangesValues = ValueRows<K>::kChanges && !Shared<K>::kLandsValues;
+  static constexpr bool kChangesKeys = KeyStaging<K>::kChanges && !Shared<K>::kLandsKeys;
+  static constexpr bool kChangesValues = ValueStaging<K>::kChanges && !Shared<K>::kLandsValues;
   // Rows that a thread transforms at a time: as many as registers hold beside the accumulators.
   template <class Hook, class Lanes = HookLanes<Hook, K>>
   static constexpr int kBatch = C::kBulk && Lanes::kHalvesVectors && !Lanes::kIsValue &&
@@ -220,7 +220,8 @@ class Consumer {
     if constexpr (Shared<K>::kWidensAhead) {
       const Ring<C::kStages>& ring = value_ring_;
       barrier_wait(&barriers_.v_landed[ring.stage], ring.phase);
-      widen_staged<ValueRows<K>, S::kThreads, C>(shared_.values(ring.stage), threadIdx.x, columns);
+      widen_staged<ValueStaging<K>, S::kThreads, C>(shared_.values(ring.stage), threadIdx.x,
+                                                    columns);
       publish(barriers_.v_full[ring.stage]);
       value_ring_.advance();
       if (!visit.is_last()) widen_keys_ahead();
@@ -229,8 +230,8 @@ class Consumer {
   WL_FN void widen_keys_ahead() {
     if constexpr (Shared<K>::kWidensAhead) {
       barrier_wait(&barriers_.k_landed[key_ring_.stage], key_ring_.phase);
-      widen_staged<KeyRows<K>, S::kThreads, C>(shared_.keys(key_ring_.stage), threadIdx.x,
-                                               AllRows{});
+      widen_staged<KeyStaging<K>, S::kThreads, C>(shared_.keys(key_ring_.stage), threadIdx.x,
+                                                  AllRows{});
       publish(barriers_.k_full[key_ring_.stage]);
       key_ring_.advance();
     }
@@ -257,7 +258,7 @@ class Consumer {
     barrier_wait(&barriers_.k_full[ring_.stage], ring_.phase);
     const Visit visit = barriers_.visits[ring_.stage];
     if constexpr (kChangesKeys) {
-      change<KeyRows<K>>(item, shared_.keys(ring_.stage), columns(item, visit, slot));
+      change<KeyStaging<K>>(item, shared_.keys(ring_.stage), columns(item, visit, slot));
     } else if constexpr (!C::kBulk && !Shared<K>::kLandsKeys) {
       fence_async_proxy();
     }
@@ -272,12 +273,13 @@ class Consumer {
     // Unless keys are listed, the last tile of an item alone lacks some: a loop over the others has
     // no code for it.
     const bool may_lack_some = C::kColumnPositions || visit.is_last();
-    const bool clears = !ValueRows<K>::kWidens && may_lack_some && leaves_garbage(columns, visit);
+    const bool clears =
+        !ValueStaging<K>::kWidens && may_lack_some && leaves_garbage(columns, visit);
     // All warpgroups write the same zeros, so that none waits for another.
     if (clears) clear_absent<128>(columns, staged);
     if constexpr (kChangesValues) {
       if (clears) shared_.sync();  // rows that do not exist are read, too, by other threads
-      change<ValueRows<K>>(item, staged, columns);
+      change<ValueStaging<K>>(item, staged, columns);
     } else if constexpr (C::kBulk) {
       if (clears) {
         fence_async_proxy();

@@ -22,11 +22,11 @@ struct Shared {
   using Variant = typename K::Variant;
   using Element = typename C::Element;
   using At = typename C::SharedMemory;
-  using WideKeys = typename KeyRows<K>::Wide;
-  using WideValues = typename ValueRows<K>::Wide;
+  using WideKeys = typename KeyStaging<K>::Wide;
+  using WideValues = typename ValueStaging<K>::Wide;
 
-  static_assert(!kHasTransformer<K> || Variant::kHasQueryTransform || KeyRows<K>::kChanges ||
-                    ValueRows<K>::kChanges,
+  static_assert(!kHasTransformer<K> || Variant::kHasQueryTransform || KeyStaging<K>::kChanges ||
+                    ValueStaging<K>::kChanges,
                 "a group that transforms has something to do");
 
   // With two tiles of queries, the producer copies those of the next item while the consumers are
@@ -38,17 +38,19 @@ struct Shared {
   };
   // Without such a group consumers widen 8-bit keys and values a tile ahead, if no hook transforms
   // either.
-  static constexpr bool kWidensAhead =
-      S::kNarrowKv && !kHasTransformer<K> && !KeyRows<K>::kTransforms && !ValueRows<K>::kTransforms;
+  static constexpr bool kWidensAhead = S::kNarrowKv && !kHasTransformer<K> &&
+                                       !KeyStaging<K>::kTransforms && !ValueStaging<K>::kTransforms;
+  // A group widens ahead before it has told that it is done with the tile in front.
+  static_assert(!kWidensAhead || C::kStages >= 2, "with one stage it would wait for itself");
   // A tile that a group changes, or that is widened ahead, has landed before it is full.
   static constexpr bool kLandsQueries = kHasTransformer<K> && Variant::kHasQueryTransform;
   // Where keys are listed, who transforms values learns their positions with the keys.
   static constexpr bool kLandsKeys =
       kWidensAhead ||
       (kHasTransformer<K> &&
-       (KeyRows<K>::kChanges || (ValueRows<K>::kChanges && C::kBulk && C::kColumnPositions)));
+       (KeyStaging<K>::kChanges || (ValueStaging<K>::kChanges && C::kBulk && C::kColumnPositions)));
   static constexpr bool kLandsValues =
-      kWidensAhead || (kHasTransformer<K> && ValueRows<K>::kChanges);
+      kWidensAhead || (kHasTransformer<K> && ValueStaging<K>::kChanges);
   // Of a ring of tiles, and of items. Who copies keys says in `visits` which tile they are.
   struct Barriers {
     Barrier item_full[kItemStages], item_empty[kItemStages];
@@ -101,8 +103,10 @@ struct Shared {
     return reinterpret_cast<Element*>(base + At::kValues) + stage * WideValues::kElements;
   }
   // Where copies go.
-  WL_FN Element* landed_keys(int stage) const { return keys(stage) + KeyRows<K>::kLandsAt; }
-  WL_FN Element* landed_values(int stage) const { return values(stage) + ValueRows<K>::kLandsAt; }
+  WL_FN Element* landed_keys(int stage) const { return keys(stage) + KeyStaging<K>::kLandsAt; }
+  WL_FN Element* landed_values(int stage) const {
+    return values(stage) + ValueStaging<K>::kLandsAt;
+  }
   WL_FN float* slab_row(int row) const {
     return reinterpret_cast<float*>(base + At::kSlab) + row * kSlabStride;
   }

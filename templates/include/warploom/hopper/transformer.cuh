@@ -24,8 +24,8 @@ class Transformer {
                                    typename HookLanes<Hook, K>::States>;
   template <class Of>
   using KeptOf = Kept<typename Of::Hook, typename Of::Wide>;
-  using KeptOfKeys = KeptOf<KeyRows<K>>;
-  using KeptOfValues = KeptOf<ValueRows<K>>;
+  using KeptOfKeys = KeptOf<KeyStaging<K>>;
+  using KeptOfValues = KeptOf<ValueStaging<K>>;
 
  public:
   WL_FN explicit Transformer(Shared<K> shared)
@@ -59,12 +59,12 @@ class Transformer {
       const Columns<K> columns{item, visit, shared_.positions(slot_)};
       if constexpr (Shared<K>::kLandsKeys) {
         barrier_wait(&barriers_.k_landed[ring_.stage], ring_.phase);
-        if constexpr (KeyRows<K>::kChanges) {
-          change<KeyRows<K>>(item, of_keys, shared_.keys(ring_.stage), columns);
+        if constexpr (KeyStaging<K>::kChanges) {
+          change<KeyStaging<K>>(item, of_keys, shared_.keys(ring_.stage), columns);
         }
         publish(barriers_.k_full[ring_.stage]);
       }
-      if constexpr (ValueRows<K>::kChanges) take_values(item, of_values, columns, visit);
+      if constexpr (ValueStaging<K>::kChanges) take_values(item, of_values, columns, visit);
       slot_ = next_slot<K>(slot_);
       ring_.advance();
     }
@@ -88,11 +88,11 @@ class Transformer {
                          const Columns<K>& columns, const Visit& visit) {
     barrier_wait(&barriers_.v_landed[ring_.stage], ring_.phase);
     typename C::Element* staged = shared_.values(ring_.stage);
-    if (!ValueRows<K>::kWidens && leaves_garbage(columns, visit)) {
+    if (!ValueStaging<K>::kWidens && leaves_garbage(columns, visit)) {
       clear_absent<kThreads>(columns, staged);
       sync();  // rows that do not exist are read, too, by other threads
     }
-    change<ValueRows<K>>(item, of_values, staged, columns);
+    change<ValueStaging<K>>(item, of_values, staged, columns);
     publish(barriers_.v_full[ring_.stage]);
   }
 

@@ -11,16 +11,14 @@
 
 namespace warploom::hopper {
 
-// What tensor cores multiply values as. 8-bit numbers and weights up to 256 are exact enough in
-// half precision, and widen for less.
+// What tensor cores multiply values as.
 template <class K>
-using ValueElement = cute::conditional_t<Sizes<K>::kNarrowKv && !K::Variant::kHasValueTransform &&
-                                             K::Variant::kSoftmax,
-                                         half_t, typename K::Config::Element>;
+using ValueElement =
+    cute::conditional_t<Operands<K>::kHalfValues, half_t, typename K::Config::Element>;
 
 // A staged tile as it is copied and as it is multiplied; the same tile unless numbers have 8 bits.
 template <class WideElement, class HookOfRows, bool kHasHook, class LandedTile, class WideTile>
-struct StagedRows {
+struct Staging {
   using Element = WideElement;
   using Hook = HookOfRows;
   using Landed = LandedTile;
@@ -35,10 +33,10 @@ struct StagedRows {
                 "a row of 8-bit numbers is one of two panels");
 };
 template <class K>
-using KeyRows = StagedRows<typename K::Config::Element, KeyHook<K>, K::Variant::kHasKeyTransform,
+using KeyStaging = Staging<typename K::Config::Element, KeyHook<K>, K::Variant::kHasKeyTransform,
                            KeyTile<K>, typename Operands<K>::WideKeys>;
 template <class K>
-using ValueRows = StagedRows<ValueElement<K>, ValueHook<K>, K::Variant::kHasValueTransform,
+using ValueStaging = Staging<ValueElement<K>, ValueHook<K>, K::Variant::kHasValueTransform,
                              ValueTile<K>, typename Operands<K>::WideValues>;
 
 // Through the hook; what was kept of lanes as for transform_rows.
@@ -48,6 +46,8 @@ WL_FN void transform_staged(const Item<K>& item,
                             typename K::Config::Element* staged, unsigned thread,
                             const Rows& rows) {
   using C = typename K::Config;
+  static_assert(!Of::kWidens || C::kKeys % (kBatch * kThreads * kLanes / Sizes<K>::kBlock) == 0,
+                "a thread without a row would read one that others overwrite");
   TileTransform<typename Of::Hook, typename Of::Landed, typename C::KvElement, typename Of::Wide,
                 C::kKeys, kThreads, kBatch, kLanes, K, Rows>(item, states, thread, rows)
       .transform(staged + Of::kLandsAt, staged);

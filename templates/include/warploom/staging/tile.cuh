@@ -126,7 +126,7 @@ template <class K>
 using ValueTile = SmemTile<Sizes<K>::kStagingKeys, Sizes<K>::kHalfwordsV, Sizes<K>::kKvBlock>;
 
 // What the tensor cores read: staged tiles as they are, or, of 8-bit numbers that a hook
-// transforms, tiles of 16-bit ones.
+// transforms, tiles of 16-bit ones; on Hopper of all 8-bit numbers (hopper/wide_tiles.cuh).
 template <class K>
 struct Operands {
   using S = Sizes<K>;
@@ -137,6 +137,9 @@ struct Operands {
   static constexpr bool kScalesWeights =
       Variant::kScalesValues && !cute::is_same_v<typename K::Config::Element, half_t>;
   static constexpr bool kTransformsValues = Variant::kHasValueTransform && !kScalesWeights;
+  // Weights up to 256 and 8-bit values are exact enough in half precision, and widen for less.
+  static constexpr bool kHalfValues =
+      S::kNarrowKv && !Variant::kHasValueTransform && Variant::kSoftmax;
   static constexpr bool kNarrowKeys = S::kNarrowKv && !kTransformsKeys;
   static constexpr bool kNarrowValues = S::kNarrowKv && !kTransformsValues;
   static constexpr bool kWidensKeys = S::kNarrowKv && kTransformsKeys;
