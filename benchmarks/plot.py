@@ -28,6 +28,7 @@ NOT_SHOWN = (
     "mixed_h100",
     "mixed_drawn_h100",
     "mixed_drawn_again",
+    "mixed_drawn_peers",
     "mixed_beside",
     "mixed_traces",
     "prefetch_hits",
