@@ -39,6 +39,14 @@ def checked_count(name: str, number: object) -> None:
         raise ArgumentError(name=name, reason=reason)
 
 
+def checked_keep(keep: object) -> bool | None:
+    """Whether lines are marked, or None; raises ArgumentError for anything else."""
+    if keep is None or isinstance(keep, bool):
+        return keep
+    reason = f"is {keep!r}; expected True, False, or None for what is larger than half of L2"
+    raise ArgumentError(name="keep", reason=reason)
+
+
 def checked_kind(name: str, given: object, kind: type, hint: str) -> None:
     """Raise ArgumentError where an object is of another class."""
     if not isinstance(given, kind):

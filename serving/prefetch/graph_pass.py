@@ -22,6 +22,7 @@ from warploom.errors import ArgumentError
 from warploom.logs import log
 from warploom.prefetch_errors import BudgetTooSmall
 from warploom.runtime.launching.prefetch import LINE, SMS, checked_budget
+from warploom.serving.prefetch.checks import checked_keep
 from warploom.serving.prefetch.graph_nodes import (
     RUN,
     dense_size,
@@ -345,7 +346,7 @@ def prefetch_pass(
     module = graph if isinstance(graph, GraphModule) else graph.owning_module
     inner = graph.graph if isinstance(graph, GraphModule) else graph
     _tell_absent(inner, names[0])
-    how = SMS if sms is None else sms, keep
+    how = SMS if sms is None else sms, checked_keep(keep)
     found = _Pass(inner, module, budget, *how, *names).run()
     if found:
         inner.lint()
@@ -375,7 +376,7 @@ def inductor_pass(
 
     options: dict[str, Any] = {
         "sms": sms,
-        "keep": keep,
+        "keep": checked_keep(keep),
         "collectives": tuple(collectives),
         "readers": tuple(readers),
     }

@@ -28,6 +28,7 @@ from warploom.runtime.launching.prefetch import (
 )
 from warploom.runtime.tensors.dense import dense_bytes
 from warploom.runtime.tensors.tensors import as_torch
+from warploom.serving.prefetch.checks import checked_keep
 from warploom.serving.prefetch.safe_budget import SafeBudget
 
 _MOST_TABLES = 256  # kept for calls to come; those that graphs hold do not count
@@ -55,13 +56,14 @@ def prefetch(tensors: Any, max_bytes: int, *, sms: int = SMS, keep: bool | None 
         Bytes that are asked for.
 
     Raises:
-        ArgumentError: no tensors, or more CTAs than the device has SMs.
+        ArgumentError: no tensors, more CTAs than the device has SMs, or a `keep` that is none.
         BadBudget, BudgetTooSmall: `max_bytes` is no number of bytes, or below a line of 128.
         HasGaps: memory of others lies between a tensor's elements.
         WrongDevice: tensors on several devices.
         ForbiddenUnderCapture: tensors that are new, while a graph is captured.
         UnsupportedSpec: tensors that are neither on a CUDA device nor on the CPU.
     """
+    checked_keep(keep)
     given = _given(tensors)
     device = resolve_device(given[0].device)
     for i, tensor in enumerate(given):
@@ -179,6 +181,7 @@ def beside(
             a collective that is not known here.
         and what `prefetch` raises.
     """
+    checked_keep(keep)
     given = _given(tensors)
     if isinstance(max_bytes, SafeBudget):
         size = sum(dense_bytes(x, f"tensors[{i}]") for i, x in enumerate(given))

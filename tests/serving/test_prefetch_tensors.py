@@ -11,7 +11,15 @@ import torch
 
 import warploom as wl
 from warploom.errors import ArgumentError, ForbiddenUnderCapture, UnsupportedSpec, WrongDevice
-from warploom.prefetch import beside, beside_pages, prefetch
+from warploom.prefetch import (
+    H200_OVERLAP,
+    SafeBudget,
+    beside,
+    beside_pages,
+    inductor_pass,
+    prefetch,
+    prefetch_pass,
+)
 from warploom.prefetch_errors import BadBudget, BudgetTooSmall, HasGaps
 from warploom.serving.prefetch import tensors as module
 from warploom.serving.prefetch.operators import join_prefetch_op, prefetch_op
@@ -132,6 +140,22 @@ def test_old_tables_go_but_not_those_of_graphs(
 def test_no_budgets(wrong: Any) -> None:
     with pytest.raises(BadBudget, match="SafeBudget"):
         prefetch(torch.randn(100), wrong)
+
+
+@pytest.mark.parametrize("wrong", ["yes", "1", 1, 0.5, [True], "1; int injected"])
+def test_keep_is_yes_no_or_chosen(wrong: Any) -> None:
+    x, expected = torch.randn(100), "keep: is .*; expected True, False"
+    with pytest.raises(ArgumentError, match=expected):
+        prefetch(x, 1000, keep=wrong)
+    with (
+        pytest.raises(ArgumentError, match=expected),
+        beside(x, SafeBudget(H200_OVERLAP, 1e-6), keep=wrong),
+    ):
+        pass
+    with pytest.raises(ArgumentError, match=expected):
+        inductor_pass(1000, keep=wrong)
+    with pytest.raises(ArgumentError, match=expected):
+        prefetch_pass(torch.fx.symbolic_trace(torch.nn.Linear(4, 4)), 1000, keep=wrong)
 
 
 def test_refusals() -> None:
