@@ -53,12 +53,12 @@ from mixed_batches import (
     make_mixed,
     table_batches,
 )
+from narrow_caches import E4M3
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from tables import measured_ceiling
 
 CEILINGS = ("matmul", "copy", "read")
 TABLES = ("mixed", "mixed_drawn", "mixed_pure", "mixed_fp8")
-NARROW = torch.float8_e4m3fn
 DRAWN = 24
 
 Ways = dict[str, list[Implementation]]
@@ -96,7 +96,7 @@ def mixed_trial(batch: Batch, on_gpu: bool) -> Trial:
 
 def narrow_trial(batch: Batch, on_gpu: bool) -> Trial:
     """The batch over a cache of 8 bits, by ways of warploom."""
-    kind, narrow = KINDS[batch.kind], replace(batch, kv_dtype=NARROW)
+    kind, narrow = KINDS[batch.kind], replace(batch, kv_dtype=E4M3)
     ways = mixed_ours.ways(kind, on_gpu) | mixed_ours.portable_ways(kind, on_gpu)
     told = {mixed_goals.ONE_PLAN: partial(mixed_ours.facts_of_plan, kind)}
     return Trial(narrow.case, partial(make_mixed, narrow), check_of(narrow), ways, told)

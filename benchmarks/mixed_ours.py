@@ -22,6 +22,7 @@ from mixed_goals import (
     PREFILL_ALONE,
     TWO_ROLES,
 )
+from narrow_caches import PORTABLE
 from peers import planned
 from peers_mixed import in_turn
 from plan_time import timed
@@ -38,7 +39,6 @@ BESIDE = "two CTAs an SM"
 # small enough for one of prefill and one of decode on each SM of a Hopper GPU
 SMALL_PREFILLS = tuple(TileConfig(64, 64, 4, stages, "hopper") for stages in (2, 3))
 SMALL_DECODES = (TileConfig(16, 64, 2), TileConfig(16, 32, 2))
-PORTABLE = TileConfig(64, 32, 2)  # of the portable template, the fastest for prefills of 8 bits
 # parts of the CTAs that prefill may use beside decode; None limits neither
 SPLITS = (None, 1 / 3, 1 / 2, 2 / 3)
 PLANS = 60  # that are timed

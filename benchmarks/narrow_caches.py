@@ -13,8 +13,10 @@ from harness import Implementation, Thunk
 from peers import planned
 
 import warploom as wl
+from warploom.codegen.source import TileConfig
 
 E4M3 = torch.float8_e4m3fn
+PORTABLE = TileConfig(64, 32, 2)  # of the template of all GPUs, the fastest for prefills of 8 bits
 
 
 def run_narrow(options: dict[str, Any], inputs: Sequence[Inputs]) -> list[Thunk]:

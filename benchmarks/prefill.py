@@ -15,13 +15,12 @@ import peers_flashinfer as flashinfer
 import prefill_variants as variants
 import torch
 from batches import Shape, Truth, even_batch, everything, label, lengths
-from narrow_caches import make_representable, narrow_cache
+from narrow_caches import PORTABLE, make_representable, narrow_cache
 from peers import cudnn, flex, warploom
 from peers_upstream import cudnn_frontend, flash3, flash3_paged
 from tables import Setting, Table, Trial, attention_trial, main
 
 import warploom as wl
-from warploom.codegen.source import TileConfig
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 CHUNKS = ((256, 8192), (1024, 4096), (1024, 8192), (2048, 8192), (2048, 16384))  # queries, keys
@@ -116,7 +115,7 @@ def narrow_trials(setting: Setting) -> Iterator[Trial]:
     """Over a cache of 8 bits, by the tile that is chosen and by a portable one."""
     contestants = (warploom(), narrow_cache())
     if setting.on_gpu:
-        contestants += (narrow_cache("e4m3 cache, portable tile", tile=TileConfig(64, 32, 2)),)
+        contestants += (narrow_cache("e4m3 cache, portable tile", tile=PORTABLE),)
     for length in setting.pick((1024, 8192), 128):
         for dtype in (torch.bfloat16, torch.float16):
             batch, heads = (max(2, 16384 // length), (32, 8)) if setting.on_gpu else (2, (4, 2))
