@@ -15,10 +15,18 @@ from warploom.codegen.attention.shared_memory import (
     Region,
     SharedMemory,
     items_region,
+    padded,
     padded_dims,
 )
 from warploom.codegen.attention.streamed import StreamedInBoxes
 from warploom.codegen.attention.template import Work
+from warploom.codegen.attention.tensor_boxes import (
+    Box,
+    box_of,
+    holds_small_blocks,
+    suits_blocks,
+    swizzled_lanes,
+)
 from warploom.codegen.attention.two_roles import TwoRoles
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.launch_shape import LaunchShape
@@ -37,8 +45,6 @@ _BARRIER_BYTES = 8  # Barrier
 _VISIT_BYTES = 4  # Visit
 _TRANSFORMS = ("query_transform", "key_transform", "value_transform")
 _ON_LOGITS = ("logits_transform", "logits_mask")
-_OF_KEYS = Level.COLUMN, Level.ELEMENT
-_SMALLEST_BOX = 8  # tokens of one tensor copy: the rows after which swizzling repeats
 # By groups: a thread of one copies each key, a tensor copy has 256 at most, and a thread of three
 # groups has no registers for the products of more.
 _MOST_KEYS = 128, 256, 224
@@ -80,7 +86,7 @@ class Hopper(TwoRoles):
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
         if why := _narrow_obstacle(spec) or _size_obstacle(tile):
             return why
-        if tile.keys > _LOOKED_UP and not self.copies_in_bulk(spec.kv_format, tile):
+        if tile.keys > _LOOKED_UP and self._box(spec, tile) is None:
             return f"a warp looks up {_LOOKED_UP} keys of such blocks, and it has {tile.keys}"
         if self.transforms == "group" and not _has_transformer(spec):
             return "no group of its own could transform what these heads stage"
@@ -111,9 +117,12 @@ class Hopper(TwoRoles):
         return f"{self.threads(spec, tile)}, 1"
 
     def constants(self, spec: AttentionSpec, tile: TileConfig) -> Config:
+        box = self._box(spec, tile)
         return {
             "query_stages": tile.query_stages,
-            "bulk": self.copies_in_bulk(spec.kv_format, tile),
+            "bulk": box is not None,
+            "box_tokens": box.tokens if box else 0,
+            "box_row_bytes": box.row_bytes if box else 0,
             "transformer": self._has_group(spec, tile),
             **{f"{role}_registers": n for role, n in asdict(self.registers(spec, tile)).items()},
         }
@@ -125,7 +134,7 @@ class Hopper(TwoRoles):
 
     def _hardest(self, spec: AttentionSpec, tile: TileConfig) -> str:
         """Which of the copies and transforms decides what the groups that do them need."""
-        bulk, (dim_qk, dim_v) = self.copies_in_bulk(spec.kv_format, tile), padded_dims(spec)
+        bulk, (dim_qk, dim_v) = self._box(spec, tile) is not None, padded_dims(spec)
         if self._has_group(spec, tile):
             if spec.head_dim_v > 96:
                 return "transforms"
@@ -134,7 +143,7 @@ class Hopper(TwoRoles):
             return "transforms gathered or padded rows of small heads"
         if bulk and spec.head_dim_v > 128:
             return "copies wide values in bulk"
-        panels = dim_v // _swizzled_lanes(spec)
+        panels = dim_v // swizzled_lanes((dim_qk, dim_v))
         return "copies more than four panels" if panels > 4 else "copies"
 
     def has_sine_recurrence(self, spec: AttentionSpec, tile: TileConfig) -> bool:
@@ -156,10 +165,11 @@ class Hopper(TwoRoles):
         """
         return max(spec.head_dim_qk, spec.head_dim_v) > 192
 
-    def copies_in_bulk(self, kv_format: KVFormat, tile: TileConfig) -> bool:
-        """Of affine storage, and in boxes that blocks fill evenly."""
-        block = kv_format.block_kv
-        return block == 0 or (block % _SMALLEST_BOX == 0 and _suits_blocks(tile.keys, block))
+    def box(self, kv_format: KVFormat, tile: TileConfig, dims: tuple[int, int]) -> Box | None:
+        return box_of(kv_format, tile, padded(*dims))
+
+    def _box(self, spec: AttentionSpec, tile: TileConfig) -> Box | None:
+        return box_of(spec.kv_format, tile, padded_dims(spec))
 
     def candidates(self, spec: AttentionSpec, arch: Arch, work: Work) -> Iterator[TileConfig]:
         """Groups of 64 rows, and as many keys as fit.
@@ -169,14 +179,14 @@ class Hopper(TwoRoles):
         if work.rows <= WARPGROUP_ROWS or _narrow_obstacle(spec):
             return
         block = spec.kv_format.block_kv
-        if not _three_groups_obstacle(spec) and _suits_blocks(96, block):
+        if not _three_groups_obstacle(spec) and suits_blocks(96, block):
             yield TileConfig(192, 96, 12, 3, "hopper", 2)
         # The accumulators of 128 keys and 128 lanes leave just enough registers of 192 (224 if
         # wide).
         widest = max(spec.head_dim_qk, spec.head_dim_v)
         most = 64 if widest > 192 else 96 if self._is_crowded(spec) else 128
         for keys in (128, 96, 64):
-            if keys > most or not _suits_blocks(keys, block):
+            if keys > most or not suits_blocks(keys, block):
                 continue
             for query_stages in (2, 1):
                 yield TileConfig(128, keys, 8, 2, "hopper", query_stages)
@@ -208,7 +218,7 @@ class Hopper(TwoRoles):
     def memory(self, spec: AttentionSpec, tile: TileConfig) -> SharedMemory:
         """With two tiles of queries those of the next item come early, and it is open before."""
         dim_qk, dim_v = padded_dims(spec)
-        row_threads = _swizzled_lanes(spec) // 8
+        row_threads = swizzled_lanes((dim_qk, dim_v)) // 8
         slots = (tile.stages + 1) * tile.keys  # read after the tile's keys were released
         items = 1 if tile.query_stages == 1 else tile.query_stages + 1
         barriers = _BARRIER_BYTES * (2 * items + 3 * tile.query_stages + 6 * tile.stages)
@@ -234,19 +244,10 @@ class Hopper(TwoRoles):
 
         Beside 128 keys of 128 lanes norms with RoPE then spilled 48 bytes.
         """
-        hooks, block = spec.variant.hooks, spec.kv_format.block_kv
-        if "key_transform" not in hooks or _has_transformer(spec) or block % _SMALLEST_BOX == 0:
+        gathers = holds_small_blocks(spec.kv_format.block_kv)
+        if "key_transform" not in spec.variant.hooks or _has_transformer(spec) or not gathers:
             return False
-        if spec.is_narrow:
-            return True
-        parts = list(reachable([hooks[name] for name in _ON_LOGITS if name in hooks]))
-        known = levels(parts)
-        return any(part.op == "load" and known[part] is Level.ELEMENT for part in parts)
-
-
-def _swizzled_lanes(spec: AttentionSpec) -> int:
-    """Lanes of a swizzled block of a staged tile."""
-    return 64 if all(dim % 64 == 0 for dim in padded_dims(spec)) else 32
+        return spec.is_narrow or Level.ELEMENT in _loads_on_logits(spec)
 
 
 def _narrow_obstacle(spec: AttentionSpec) -> str | None:
@@ -292,11 +293,16 @@ def _is_easy_on_logits(spec: AttentionSpec) -> bool:
     Where they keep what they read of keys or load numbers of elements, where rows are of several
     requests, and without a softmax, they spilled 16 to 80 bytes so; widening ahead they do not.
     """
+    reads = _loads_on_logits(spec) & {Level.COLUMN, Level.ELEMENT}
+    return spec.variant.softmax and not reads and not spec.kv_format.composed
+
+
+def _loads_on_logits(spec: AttentionSpec) -> set[Level]:
+    """Of what hooks on logits load from fields: for each key, for each element, and so on."""
     hooks = spec.variant.hooks
     parts = list(reachable([hooks[name] for name in _ON_LOGITS if name in hooks]))
     known = levels(parts)
-    reads = any(part.op == "load" and known[part] in _OF_KEYS for part in parts)
-    return spec.variant.softmax and not reads and not spec.kv_format.composed
+    return {known[part] for part in parts if part.op == "load"}
 
 
 def _three_groups_obstacle(spec: AttentionSpec) -> str | None:
@@ -316,7 +322,3 @@ def _three_groups_obstacle(spec: AttentionSpec) -> str | None:
     if any(found.op in ("load", "scalar") for found in walk(*on_logits)):
         return "hooks on logits keep there what they read of fields"
     return None
-
-
-def _suits_blocks(keys: int, block: int) -> bool:
-    return block % _SMALLEST_BOX != 0 or block == 0 or keys % block == 0 or block % keys == 0

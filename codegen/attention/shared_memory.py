@@ -78,7 +78,12 @@ class SharedMemory:
 
 def padded_dims(spec: AttentionSpec) -> tuple[int, int]:
     """Lanes of staged queries and keys, and of values: whole swizzled blocks."""
-    return round_up(spec.head_dim_qk, 32), round_up(spec.head_dim_v, 32)
+    return padded(spec.head_dim_qk, spec.head_dim_v)
+
+
+def padded(dim_qk: int, dim_v: int) -> tuple[int, int]:
+    """The same of so many lanes."""
+    return round_up(dim_qk, 32), round_up(dim_v, 32)
 
 
 def items_region(spec: AttentionSpec, tile: TileConfig, count: int) -> Region:

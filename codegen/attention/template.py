@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from warploom.codegen.abi import ParamField, param_fields
 from warploom.codegen.attention.rates import ComposedRates, Rates, Recorded, TileSizes
 from warploom.codegen.attention.shared_memory import SharedMemory
+from warploom.codegen.attention.tensor_boxes import Box
 from warploom.codegen.compilers.arch import THREADS_PER_CTA, Arch
 from warploom.codegen.kinds import KernelSpec, Language
 from warploom.codegen.launch_shape import LaunchShape
@@ -134,9 +135,9 @@ class Template(ABC):
         """
         raise NotImplementedError(f"no GPU runs the template {self.name}")
 
-    def copies_in_bulk(self, kv_format: KVFormat, tile: TileConfig) -> bool:
-        """Whether keys come by tensor copies."""
-        return False
+    def box(self, kv_format: KVFormat, tile: TileConfig, dims: tuple[int, int]) -> Box | None:
+        """What a tensor copy brings of keys and values with so many lanes; None without any."""
+        return None
 
     def render(self, spec: AttentionSpec, tile: TileConfig, plan_structs: str) -> KernelSource:
         """Source of a kernel.

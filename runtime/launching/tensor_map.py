@@ -10,6 +10,7 @@ import torch
 
 from warploom.codegen.abi import TENSOR_MAP_BYTES
 from warploom.codegen.attention.templates import template_of
+from warploom.codegen.attention.tensor_boxes import Box
 from warploom.codegen.source import TileConfig
 from warploom.errors import WrongStride
 from warploom.runtime.devices.cuda import load_driver
@@ -28,14 +29,11 @@ _KEPT = 512  # pairs of tensors, such as the layers of a model
 class TensorMaps:
     """Maps of the tensors one wrapper reads."""
 
-    def __init__(self, geometry: Geometry, tile: TileConfig) -> None:
+    def __init__(self, geometry: Geometry, tile: TileConfig, box: Box) -> None:
         self._driver = load_driver()
         self._format = geometry.format
-        block = geometry.kv_format.block_kv
-        self._box_tokens = min(tile.keys, block) if block else tile.keys
-        dims = geometry.head_dim_qk, geometry.head_dim_v
-        self._swizzle = 128 if all(-(-dim // 32) % 2 == 0 for dim in dims) else 64
-        self._box_lanes = self._swizzle // geometry.kv_dtype.itemsize
+        self._box = box
+        self._box_lanes = box.row_bytes // geometry.kv_dtype.itemsize
         self._fetched = (_FETCHED,) if tile.decode is None else (_FETCHED, _FETCHED_ONCE)
         self._type = _TYPES.get(geometry.kv_dtype, "UINT8")  # what 8 bits stand for, kernels know
         self._layout: tuple[object, ...] = ()
@@ -44,9 +42,9 @@ class TensorMaps:
     @classmethod
     def of(cls, geometry: Geometry, tile: TileConfig) -> TensorMaps | None:
         """Maps for a kernel of this tile, or None if it copies without them."""
-        if not template_of(tile).copies_in_bulk(geometry.kv_format, tile):
-            return None
-        return cls(geometry, tile)
+        dims = geometry.head_dim_qk, geometry.head_dim_v
+        box = template_of(tile).box(geometry.kv_format, tile, dims)
+        return None if box is None else cls(geometry, tile, box)
 
     def of_layout(self, k: torch.Tensor, v: torch.Tensor) -> MapsOfLayout:
         """Maps of tensors with the shapes and strides of these.
@@ -83,10 +81,10 @@ class TensorMaps:
         rest = (
             [driver.cuuint64_t(size) for size in (lanes, tokens, heads, blocks)],
             [driver.cuuint64_t(stride) for stride in strides],
-            [driver.cuuint32_t(size) for size in (self._box_lanes, self._box_tokens, 1, 1)],
+            [driver.cuuint32_t(size) for size in (self._box_lanes, self._box.tokens, 1, 1)],
             [driver.cuuint32_t(1)] * 4,
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{self._swizzle}B"),
+            getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{self._box.row_bytes}B"),
             getattr(driver.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{fetched}"),
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

@@ -186,6 +186,8 @@ struct Config {
   static constexpr bool kComposed = false;
   static constexpr int kQueryStages = 1;
   static constexpr bool kBulk = true;
+  static constexpr int kBoxTokens = 16;
+  static constexpr int kBoxRowBytes = 128;
   static constexpr bool kTransformer = true;
   static constexpr int kProducerRegisters = 56;
   static constexpr int kTransformerRegisters = 72;

@@ -29,6 +29,12 @@ WL_FN void barrier_tell(Barrier* barrier) {
 }
 #endif
 
+// What ordinary instructions wrote to shared memory, the tensor cores may read when all have told.
+WL_FN void barrier_publish(Barrier* barrier) {
+  fence_async_proxy();
+  barrier_tell(barrier);
+}
+
 // Position in a ring of kStages buffers; the phase flips each time round.
 template <int kStages>
 struct Ring {

@@ -13,10 +13,12 @@ class BulkProducer {
   using S = Sizes<K>;
   using C = typename K::Config;
   using Element = typename C::Element;
-  // Tokens of one copy: a whole tile, or what one block has of it.
-  static constexpr int kBoxTokens = C::kIndexed && C::kBlockKv < C::kKeys ? C::kBlockKv : C::kKeys;
+  // A whole tile, or what one block has of it, as the launch's tensor maps say.
+  static constexpr int kBoxTokens = C::kBoxTokens;
   static_assert(C::kKeys % kBoxTokens == 0 && kBoxTokens % 8 == 0,
                 "a box begins on a whole swizzle pattern of 8 rows");
+  static_assert(!C::kIndexed || C::kBlockKv % kBoxTokens == 0, "a box lies in one block");
+  static_assert(C::kBoxRowBytes == 2 * S::kKvBlock, "a row of a box is one of a panel");
 
  public:
   WL_FN void copy(const Item<K>& item) {

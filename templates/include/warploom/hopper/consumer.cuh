@@ -222,7 +222,7 @@ class Consumer {
       barrier_wait(&barriers_.v_landed[ring.stage], ring.phase);
       widen_staged<ValueStaging<K>, S::kThreads, C>(shared_.values(ring.stage), threadIdx.x,
                                                     columns);
-      publish(barriers_.v_full[ring.stage]);
+      barrier_publish(&barriers_.v_full[ring.stage]);
       value_ring_.advance();
       if (!visit.is_last()) widen_keys_ahead();
     }
@@ -232,13 +232,9 @@ class Consumer {
       barrier_wait(&barriers_.k_landed[key_ring_.stage], key_ring_.phase);
       widen_staged<KeyStaging<K>, S::kThreads, C>(shared_.keys(key_ring_.stage), threadIdx.x,
                                                   AllRows{});
-      publish(barriers_.k_full[key_ring_.stage]);
+      barrier_publish(&barriers_.k_full[key_ring_.stage]);
       key_ring_.advance();
     }
-  }
-  WL_FN static void publish(Barrier& full) {
-    fence_async_proxy();
-    barrier_tell(&full);
   }
 
   WL_FN void take_queries(const Item<K>& item) const {

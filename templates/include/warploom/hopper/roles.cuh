@@ -53,8 +53,10 @@ WL_FN void run_role_kernel(const typename Prefill::Params& p) {
   static_assert(Decode::kTileThreads == Sizes<Decode>::kThreads + kWarpSize &&
                     Decode::kTileThreads <= Prefill::kCtaThreads,
                 "a decode tile is streamed by the first threads of the CTA");
-  static_assert(!kInBoxes<typename Decode::Config> || Prefill::Config::kBulk,
-                "maps are made where prefills have some");
+  static_assert(!kInBoxes<typename Decode::Config> ||
+                    (Prefill::Config::kBoxTokens == Decode::Config::kBlockKv &&
+                     Prefill::Config::kBoxRowBytes == 2 * Sizes<Decode>::kBlock),
+                "maps have the boxes of prefills");
   await_earlier_kernels();
   const Shared<Prefill> shared{shared_memory};
   draw_cta(p, shared);

@@ -47,7 +47,7 @@ class Transformer {
   WL_FN void take_queries(const Item<K>& item) {
     barrier_wait(&barriers_.q_landed[query_ring_.stage], query_ring_.phase);
     transform_queries<kThreads>(item, shared_.queries(query_ring_.stage), thread_);
-    publish(barriers_.q_full[query_ring_.stage]);
+    barrier_publish(&barriers_.q_full[query_ring_.stage]);
     query_ring_.advance();
   }
 
@@ -62,7 +62,7 @@ class Transformer {
         if constexpr (KeyStaging<K>::kChanges) {
           change<KeyStaging<K>>(item, of_keys, shared_.keys(ring_.stage), columns);
         }
-        publish(barriers_.k_full[ring_.stage]);
+        barrier_publish(&barriers_.k_full[ring_.stage]);
       }
       if constexpr (ValueStaging<K>::kChanges) take_values(item, of_values, columns, visit);
       slot_ = next_slot<K>(slot_);
@@ -93,14 +93,9 @@ class Transformer {
       sync();  // rows that do not exist are read, too, by other threads
     }
     change<ValueStaging<K>>(item, of_values, staged, columns);
-    publish(barriers_.v_full[ring_.stage]);
+    barrier_publish(&barriers_.v_full[ring_.stage]);
   }
 
-  // What ordinary instructions wrote to shared memory, the tensor cores may read now.
-  WL_FN void publish(Barrier& full) const {
-    fence_async_proxy();
-    barrier_tell(&full);
-  }
   WL_FN static void sync() { named_sync(kTransformBarrier, kThreads); }
 
   Shared<K> shared_;
