@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.hopper_jobs import Biased
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
@@ -22,6 +23,7 @@ SMALL, DEEP = TileConfig(16, 32, 2, 3), TileConfig(16, 128, 4, 2)
 EIGHT = TileConfig(8, 128, 4, 2)
 WIDE, PAIR = TileConfig(64, 128, 4, 2, "hopper", 2), TileConfig(128, 128, 8, 2, "hopper", 2)
 MIDDLE, TALL = TileConfig(64, 32, 2, 2), TileConfig(128, 64, 8, 2)
+NARROW = replace(PAIR, keys=96)
 SINGLE = TileConfig(1, 128, 4, 1)
 POOL = [
     (wl.TokenKVScale(), Setup(wl.Paged(16), "bfloat16", 128, 128, "cuda", SINGLE, E4M3)),
@@ -69,6 +71,18 @@ POOL = [
     (wl.TokenKVScale(), Setup(wl.Paged(1), "float16", 128, 128, "cuda", PAIR, E4M3)),
     (wl.FlashSigmoid(bias=-2.0), Setup(wl.Dense(), "bfloat16", 128, 128, "cuda", PAIR, E5M2)),
     (wl.Causal(), Setup(wl.BlockSparse(block=(16, 8)), "float16", 128, 128, "cuda", WIDE, E4M3)),
+    # consumers widen a tile ahead: rows of several requests, and hooks that read numbers
+    (
+        wl.Causal() & wl.SoftCap(5.0),
+        Setup(wl.Composed(16), "bfloat16", 128, 128, "cuda", PAIR, E4M3),
+    ),
+    (wl.DocumentMask(), Setup(wl.Composed(4), "float16", 128, 128, "cuda", PAIR, E5M2)),
+    (wl.DocumentMask(), Setup(wl.Paged(16), "bfloat16", 128, 128, "cuda", PAIR, E4M3)),
+    (Biased(), Setup(wl.Ragged(), "float16", 112, 128, "cuda", PAIR, I8)),
+    (
+        wl.Causal() & wl.QKNorm() & wl.Rope(),  # gathered, and so in 96 keys
+        Setup(wl.Paged(1), "bfloat16", 128, 128, "cuda", NARROW, E4M3),
+    ),
 ]
 
 
