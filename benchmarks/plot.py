@@ -28,7 +28,6 @@ NOT_SHOWN = (
     "mixed_h100",
     "mixed_drawn_h100",
     "mixed_drawn_again",
-    "mixed_drawn_peers",
     "mixed_beside",
     "mixed_traces",
     "prefetch_hits",
@@ -188,6 +187,23 @@ def draw_speed_ups(axes: Any, rows: Sequence[Row]) -> None:
     axes.set_ylabel("fastest serial way over one plan, higher is better")
 
 
+def draw_ratios(axes: Any, rows: Sequence[Row]) -> None:
+    """Times of each rival over those of one plan: a line for each, the least ratio first."""
+    cases, impls, at = pivot(rows)
+    own = {case: row.ms for case in cases if (row := at.get((case, mixed_goals.ONE_PLAN)))}
+    for impl in (name for name in impls if name != mixed_goals.ONE_PLAN):
+        ratios = sorted(
+            row.ms / ms
+            for case, ms in own.items()
+            if ms and (row := at.get((case, impl))) and row.ms and row.value is not None
+        )
+        axes.plot(range(len(ratios)), ratios, color=color_of(impl, impls), label=impl)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_ylim(0.9, 2.5)  # the last ones of a POD kernel are ten times as high
+    axes.set_xlabel(f"{len(own)} batches, sorted for each line; some run fewer")
+    axes.set_ylabel("time over that of one plan, higher is better for it")
+
+
 # in the order of the pages
 DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "prefill": draw_lines,
@@ -213,6 +229,7 @@ DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "mixed_flash3": draw_bars,
     "mixed_flash3_h200": draw_bars,
     "mixed_drawn": draw_speed_ups,
+    "mixed_drawn_peers": draw_ratios,
     "mixed_pure": draw_bars,
     "mixed_fp8": draw_bars,
     "append": draw_bars,
