@@ -27,9 +27,14 @@ class Cpu(Template):
     name = "cpu"
     language = "cpp"
     takes_roles = True
-    remedy = f"Use keys that are a multiple of {_PANEL}, and no more than {_LARGEST} rows and keys."
+    remedy = (
+        f"Use a tile without `template`, of keys that are a multiple of {_PANEL}, and of no more "
+        f"than {_LARGEST} rows and keys."
+    )
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
+        if tile.template != TileConfig.template:
+            return f"the {tile.template} template runs on GPUs alone"
         for role, own in (tile.of_roles or {"": tile}).items():
             if own.keys % _PANEL != 0:
                 of = f"that of {role}s" if role else "it"

@@ -73,7 +73,10 @@ class Hopper(TwoRoles):
     name = "hopper"
     prefill_ps, narrow_ps = 1_800_000, 2_800_000
     recorded = MappingProxyType({"sm_90a": _ON_H200})
-    remedy = "Use a tile such as TileConfig(128, 128, 8, template='hopper'), or a portable one."
+    remedy = (
+        "Use a tile such as TileConfig(128, 128, 8, template='hopper') where the heads allow one, "
+        "or a portable one such as TileConfig(128, 64, 8)."
+    )
     decodes = StreamedInBoxes()
 
     def __init__(self, transforms: Literal["auto", "group", "consumers"] = "auto") -> None:

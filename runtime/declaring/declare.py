@@ -98,7 +98,8 @@ def make_spec(
     if spec.is_narrow and device.type == "cuda":
         for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
             if value % 16:
-                raise BadHeadDim(name=name, value=value, multiple=16)
+                remedy = "CUDA kernels copy 8-bit rows by 16 bytes: pad them, or store 16 bits."
+                raise BadHeadDim(name=name, value=value, multiple=16, remedy=remedy)
     return spec
 
 

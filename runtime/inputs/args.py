@@ -306,7 +306,9 @@ def _remedy(got: torch.dtype, name: str, geometry: Geometry, expected: torch.dty
     if name in ("k", "v") and got == torch.int8:  # a conversion would leave their scales out
         scales = "KVScale, HeadKVScale or TokenKVScale"
         return f"Declare kv_dtype='int8', and their scales by the variant: {scales}."
-    if name in ("k", "v") and got in (*_NARROW, geometry.dtype):
+    if name == "v" and got in (*_NARROW, geometry.dtype):  # k was checked before
+        return f"{convert}: k has this type, and both are stored in one."
+    if name == "k" and got in (*_NARROW, geometry.dtype):
         return f"{convert}, or declare kv_dtype={got}."
     computed = _COMPUTED if geometry.device.type == "cpu" else _COMPUTED[:2]
     if name == "q" and got in computed:  # k and v are checked behind q, which had the right type

@@ -114,6 +114,15 @@ def test_remedies_for_stored_types_work(kv_dtype: Any, k: torch.Tensor, remedy: 
         wrapper.run(Q, (k, k))
 
 
+@pytest.mark.parametrize("kv_dtype", [None, E4M3])
+def test_values_of_another_type_than_keys_are_converted(kv_dtype: Any) -> None:
+    k, v = (K, K.to(E4M3)) if kv_dtype is None else (K.to(E4M3), K)
+    wrapper = AttentionWrapper(**SHAPE, dtype="float32", kv_dtype=kv_dtype)
+    wrapper.plan([0, 3], [0, 5])
+    with pytest.raises(errors.WrongDType, match=r"^v .*: k has this type, and both"):
+        wrapper.run(Q, (k, v))
+
+
 @pytest.mark.parametrize(
     ("kv_format", "formula"),
     [

@@ -22,6 +22,7 @@ ODD: Any = 48.0
         (TileConfig(48, 64, decode=TileConfig(12, 32)), {}, UnsupportedSpec, "of decodes has 32"),
         (TileConfig(48, 1 << 25), {}, UnsupportedSpec, "48 x 33554432 is too much.* 65536 rows"),
         (TileConfig(1 << 25, 64), {}, UnsupportedSpec, "33554432 x 64 is too much"),
+        (TileConfig(64, 64, template="hopper"), {}, UnsupportedSpec, "hopper .* on GPUs alone"),
         (TileConfig(0, 64), {}, ArgumentError, "tile.rows: is 0; expected an int of at least 1"),
         (TileConfig(48, -64), {}, ArgumentError, "tile.keys: is -64; expected an int"),
         (TileConfig(ODD, 64), {}, ArgumentError, "tile.rows: is 48.0; expected an int"),
