@@ -132,7 +132,10 @@ def fitted(batches: Sequence[Timed]) -> Margins:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", nargs="?", type=Path, default=RESULTS / "mixed_drawn.jsonl")
-    batches = list(load(parser.parse_args(argv).file))
+    file = parser.parse_args(argv).file
+    batches = list(load(file))
+    if not batches:
+        parser.error(f"{file} has no batch with the rows {ONE_TILE!r} and {TWO_ROLES!r}")
     first, others = batches[:FITTED], batches[FITTED:]
     table = Table("", "opening, us", "1 of", "decodes longer by 1 of", "fitted to", "left out",
                   "worst")  # fmt: skip

@@ -7,7 +7,12 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Literal
 
-from warploom.codegen.attention.hopper_registers import WARPGROUP_ROWS, Registers, split
+from warploom.codegen.attention.hopper_registers import (
+    LAUNCHED,
+    WARPGROUP_ROWS,
+    Registers,
+    split,
+)
 from warploom.codegen.attention.portable import stages_obstacle
 from warploom.codegen.attention.rates import ComposedRates, Rates, Recorded, TileSizes
 from warploom.codegen.attention.shared_memory import (
@@ -114,7 +119,9 @@ class Hopper(TwoRoles):
     def launch(self, spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:
         self.check(spec, tile)
         threads, shared = self.threads(spec, tile), self.shared_bytes(spec, tile)
-        return LaunchShape(threads, shared, 1, overlaps=True)
+        exchanges = self.registers(spec, tile).consumer > 0
+        registers = LAUNCHED[threads // 128] if exchanges else 0
+        return LaunchShape(threads, shared, 1, overlaps=True, registers=registers)
 
     def launch_bounds(self, spec: AttentionSpec, tile: TileConfig) -> str:
         return f"{self.threads(spec, tile)}, 1"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 WARPGROUP_ROWS = 64  # fused query rows of one consumer group of four warps
 _STEP = 8  # registers change hands in eights
 _MOST = 240
-_LAUNCHED = {3: 168, 4: 128}  # of a thread, by the groups of a CTA: an SM has 65,536
+LAUNCHED = {3: 168, 4: 128}  # of a thread, by the groups of a CTA: an SM has 65,536
 
 # (producer, transformer), by the hardest of the copies and transforms.
 SHARES = {
@@ -61,7 +61,7 @@ def split(consumers: int, hardest: str, column_states: bool) -> Registers:
     if consumers < 3 and column_states:
         producer = max(producer, min(producer + _FOR_COLUMN_STATES, _ENOUGH_FOR_BOTH))
     groups = consumers + 1 + (transformer > 0)
-    if groups not in _LAUNCHED:
+    if groups not in LAUNCHED:
         return Registers()
-    left = groups * _LAUNCHED[groups] - producer - transformer
+    left = groups * LAUNCHED[groups] - producer - transformer
     return Registers(producer, transformer, min(left // consumers // _STEP * _STEP, _MOST))

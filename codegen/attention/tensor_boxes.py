@@ -32,7 +32,7 @@ def box_of(kv_format: KVFormat, tile: TileConfig, dims: tuple[int, int]) -> Box 
 
     Args:
         kv_format: how keys and values are stored.
-        tile: that prefills.
+        tile: of the prefills, or of all rows.
         dims: lanes of staged keys, and of values, padded.
     """
     block = kv_format.block_kv

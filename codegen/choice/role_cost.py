@@ -32,7 +32,7 @@ class RoleCost:
             known in proportion alone.
         saturating: SMs that decode as fast as memory lets all.
         decode_in_tall: picoseconds that one SM computes if the tile of prefills takes the keys of
-            a decode's tile, 8-bit ones; whole tiles of them, since a request ends within one.
+            a decode's tile, 8-bit ones.
     """
 
     prefill: int
@@ -60,7 +60,7 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
         prefill=prefill,
         decode=-(-read * 1000 // bandwidth),
         saturating=-(-_BANDWIDTH // bandwidth),
-        decode_in_tall=narrow * prefill * max(1, tile.decode.keys // tile.keys),
+        decode_in_tall=narrow * prefill * tile.decode.keys // tile.keys,
     )
 
 

@@ -57,6 +57,13 @@ _MemcpyAsync = ctypes.CFUNCTYPE(
 )
 
 
+def _check_registers(name: str, artifact: Artifact, shape: LaunchShape) -> None:
+    used = artifact.resources
+    if used is not None and shape.registers not in (0, used.registers):
+        reason = f"a thread has {used.registers} registers, and its groups of warps would exchange "
+        raise LaunchError(kernel=name, reason=f"{reason}those of {shape.registers}")
+
+
 class CudaKernel:
     """One kernel, loaded on one device.
 
@@ -71,9 +78,11 @@ class CudaKernel:
 
         Raises:
             NoCudaCompiler: the package cuda-bindings is missing.
-            LaunchError: the driver refuses the cubin.
+            LaunchError: the driver refuses the cubin, or it has other registers than groups of its
+                warps exchange.
         """
         self.name = name
+        _check_registers(name, artifact, shape)
         self._driver = load_driver()
         self._device = device
         self._threads, self._shared = shape.threads, shape.shared_bytes

@@ -69,7 +69,7 @@ def _forecasts(rules: Rules, planned: Planned, inputs: Inputs) -> str:
             f"{_US * one.in_turn:.1f} by one tile for all{taken}"
         )
     decision = "yes" if planned.choice.tile.of_roles else "no"
-    return f"{decision}; " + "; ".join(lines)
+    return f"{decision}, at the prices of an H200; " + "; ".join(lines)
 
 
 def _count(rules: Rules, planned: Planned, inputs: Inputs, sizes: RoleSizes) -> RoleTiles:

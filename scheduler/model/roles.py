@@ -72,7 +72,8 @@ class RolePrices:
     @property
     def least(self) -> int:
         """The smallest of its numbers, none of which makes sense below 1."""
-        return min(*self.units, self.saturating, self.claim, self.shortest_cut)
+        known = () if self.cached_keys is None else (self.cached_keys,)
+        return min(*self.units, self.saturating, self.claim, self.shortest_cut, *known)
 
     @classmethod
     def of_tiles(

@@ -86,3 +86,4 @@ def test_8_bit_keys_spill_nothing(variant: Variant, kv_format: KVFormat, stored:
     source = HOPPER.kernel(of, tile).render("cuda", c_structs())
     found = read_resources(run_nvrtc(source.text, arch, source.name).cubin)
     assert found.local_bytes == 0, found
+    assert found.registers == HOPPER.launch(of, tile, arch).registers

@@ -135,7 +135,8 @@ def test_kernels_compile_for_what_a_cta_is_launched_with(
     structs = c_structs(kv_format.composed, roles=True)
     source = HOPPER.kernel(of, choice.tile).render("cuda", structs)
     used = read_resources(run_nvrtc(source.text, SM90, source.name).cubin)
-    assert used.registers * HOPPER.launch(of, choice.tile, SM90).threads <= 65_536
+    shape = HOPPER.launch(of, choice.tile, SM90)
+    assert used.registers * shape.threads <= 65_536 and used.registers == shape.registers
     assert used.local_bytes == 0 or "query_transform" not in of.variant.hooks
 
 

@@ -14,6 +14,7 @@ import torch
 
 from warploom.codegen.build import Artifact
 from warploom.codegen.compilers.arch import ARCHS
+from warploom.codegen.compilers.cubin import Resources
 from warploom.codegen.launch_shape import LaunchShape
 from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.types.formats import Ragged
@@ -119,6 +120,19 @@ def test_loading_asks_for_shared_memory_and_sizes_the_grid(
     assert asked["cuOccupancyMaxActiveBlocksPerMultiprocessor"] == (77, 128, 60_000)
     assert [name for name, _ in driver.calls].index("cuFuncLoad") < len(driver.calls)
     assert (kernel.ctas_per_sm, kernel.num_ctas) == (2, 200)
+
+
+def test_groups_of_warps_exchange_the_registers_that_there_are(
+    driver: FakeDriver, artifact: Artifact
+) -> None:
+    """They would wait for ever for others."""
+    fewer = replace(artifact, resources=Resources(160, 0, 0, 384))
+    shape = replace(SHAPE, registers=168)
+    with pytest.raises(LaunchError, match=r"name .* has 160 registers, .* exchange those of 168"):
+        cuda.CudaKernel("name", fewer, shape, device=0)
+    assert driver.calls == []
+    cuda.CudaKernel("name", fewer, SHAPE, device=0)
+    cuda.CudaKernel("name", replace(fewer, resources=Resources(168, 0, 0, 384)), shape, device=0)
 
 
 def test_a_launch_passes_grid_shared_memory_stream_and_parameters(

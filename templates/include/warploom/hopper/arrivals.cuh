@@ -19,7 +19,7 @@ struct Arrivals {
   static constexpr int kTransformer = kHasTransformer<K> ? kTellers<128> : 0;
   // Of items: besides them, a warp each for keys and for values.
   static constexpr int kReaders = kConsumers + kTransformer + (kBulk ? 2 * kTellers<kWarpSize> : 0);
-  static constexpr int kQueries = kBulk ? kBulkQueryThreads : kProducerThreads;
+  static constexpr int kQueries = kItem;  // by the same threads
   static constexpr int kValues = kBulk ? 1 : 2 * kProducerThreads;
   // Each lane that wrote positions arrives for itself.
   static constexpr int kKeys = kValues + (kBulk && K::Config::kColumnPositions ? kWarpSize : 0);
