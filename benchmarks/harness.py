@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import machine_facts
 from rich.console import Console
 from rich.table import Table
 
@@ -118,36 +117,6 @@ class Implementation:
     name: str
     prepare: Callable[[Sequence[Any]], Sequence[Thunk]]
     captured: bool = True
-
-
-def machine_facts(device: torch.device) -> dict[str, Any]:
-    """What a reader needs to judge the figures."""
-    facts: dict[str, Any] = {
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": _commit(),
-    }
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        facts |= {
-            "device": properties.name,
-            "multiprocessors": properties.multi_processor_count,
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-        }
-    else:
-        facts |= {"device": platform.processor() or "CPU", "threads": torch.get_num_threads()}
-    return facts
-
-
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=RESULTS.parent)
-    except OSError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
 
 
 def copies_needed(case: Case, device: torch.device) -> int:

@@ -19,6 +19,8 @@ PREFILL_ALONE, DECODE_ALONE = "prefill alone", "decode alone"
 # what a user of one plan has by that, and what computes no whole batch
 NO_RIVALS = {ONE_PLAN, ONE_TILE, TWO_ROLES, PORTABLE_TILE, PREFILL_ALONE, DECODE_ALONE}
 SERIAL = "serial"  # how rows of peers end that run two kernels in turn
+FLASH3 = "FlashAttention-3"
+PEERS = (FLASH3, "FlashInfer")  # how their rows begin
 
 # (chunk, context) -> decodes -> speed-up
 OF_CASES = {
@@ -229,9 +231,33 @@ def of_narrow(rows: Sequence[Row]) -> list[str]:
     return ["", *markdown_table(("one plan over", *others), lines), ""] if lines else []
 
 
+def of_peers(rows: Sequence[Row]) -> list[str]:
+    """How many times as fast one plan is as each way, and as the faster of some."""
+    cases, impls, at = pivot(rows)
+    peers = tuple(impl for impl in impls if impl.startswith(PEERS))
+    others = {impl: (impl,) for impl in impls if impl != ONE_PLAN}
+    others |= {"the better of FlashAttention-3's": tuple(n for n in peers if n.startswith(FLASH3))}
+    others |= {"the better POD of FlashInfer's": tuple(n for n in peers if n.endswith("POD"))}
+    others |= {"the fastest of these peers": peers}
+    others |= {"two in turn, or the fastest peer": (OWN_SERIAL, *peers)}
+    lines = []
+    for name, ways in others.items():
+        gains = [
+            min(times) / ours.ms
+            for case in cases
+            if (ours := at.get((case, ONE_PLAN))) and ours.ms
+            and (times := [r.ms for way in ways if (r := at.get((case, way))) and r.value and r.ms])
+        ]  # fmt: skip
+        if gains:
+            figures = geometric_mean(gains), min(gains), max(gains)
+            lines.append([name, str(len(gains)), *(shown(one, 3) for one in figures)])
+    return ["", *markdown_table(("one plan over", "batches", "mean", "least", "most"), lines), ""]
+
+
 SUMMARIES = {
     "mixed": of_table,
     "mixed_drawn": of_drawn,
+    "mixed_drawn_peers": of_peers,
     "mixed_pure": of_pure,
     "mixed_fp8": of_narrow,
 }

@@ -24,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from batches import Inputs
-from harness import machine_facts, placed
+from harness import placed
+from machine import machine_facts
 from mixed_batches import KINDS, Batch, drawn_batch, make_mixed, table_batches, tiny
 from peers import planned
 from rich.console import Console

@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import Case, Effort, Row, copies_needed, machine_facts, placed, replay_times
+from harness import Case, Effort, Row, copies_needed, placed, replay_times
+from machine import machine_facts
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
