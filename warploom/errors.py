@@ -25,6 +25,7 @@ from warploom.variant_errors import NoUnion as NoUnion
 from warploom.variant_errors import PositionOfSelf as PositionOfSelf
 from warploom.variant_errors import UndeclaredField as UndeclaredField
 from warploom.variant_errors import UnknownHook as UnknownHook
+from warploom.variant_errors import UnscaledTransform as UnscaledTransform
 from warploom.variant_errors import VariantError as VariantError
 from warploom.variant_errors import WrongDeclaration as WrongDeclaration
 from warploom.variant_errors import WrongResult as WrongResult

@@ -97,6 +97,14 @@ class ImpureFunctor(VariantError):
     message = "{hook} of {variant} gave two different graphs when traced twice. Remove {cause}."
 
 
+class UnscaledTransform(VariantError):
+    message = (
+        "{scale} multiplies logits or the output, behind {hook}, which gets vectors without their "
+        "scale and is no multiple of them. Multiply in the transform: write a variant whose {hook} "
+        "first multiplies its vector with the scale, and leave {scale} out."
+    )
+
+
 class ChainClash(VariantError):
     message = "cannot chain {left} with {right}: {reason}."
 

@@ -33,9 +33,9 @@ class Cpu(Template):
     )
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
-        if tile.template != TileConfig.template:
-            return f"the {tile.template} template runs on GPUs alone"
         for role, own in (tile.of_roles or {"": tile}).items():
+            if own.template != TileConfig.template:
+                return f"the {own.template} template runs on GPUs alone"
             if own.keys % _PANEL != 0:
                 of = f"that of {role}s" if role else "it"
                 return f"keys are packed in panels of {_PANEL}, and {of} has {own.keys}"

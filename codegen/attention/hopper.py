@@ -264,7 +264,8 @@ def _narrow_obstacle(spec: AttentionSpec) -> str | None:
     """Why 8-bit keys and values cannot be widened where they land (decision 0058), or None."""
     if not spec.is_narrow or padded_dims(spec) == (_WIDENED_LANES, _WIDENED_LANES):
         return None
-    return f"the Hopper template takes 8-bit keys and values of {_WIDENED_LANES} lanes alone"
+    few = _WIDENED_LANES - 16  # the only other size that is padded to as many
+    return f"it takes 8-bit keys and values of {few} and {_WIDENED_LANES} lanes alone"
 
 
 def _size_obstacle(tile: TileConfig) -> str | None:

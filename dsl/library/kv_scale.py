@@ -7,7 +7,7 @@ output, or, one per token, onto the weights of the softmax.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from warploom.dsl.library.numbers import check_positive
 from warploom.dsl.values.position import Position
@@ -17,7 +17,9 @@ from warploom.dsl.variants.variant import Variant
 
 
 class _ReadScaled(Variant):
-    """Variants that multiply what is read."""
+    """Variants that multiply what is read, but behind the transforms of other links."""
+
+    scaled_behind: ClassVar[tuple[str, ...]] = ("key_transform", "value_transform")
 
     @property
     def obstacle_to_appending(self) -> str | None:
@@ -34,6 +36,8 @@ class KVScale(_ReadScaled):
     """Keys are `k_scale` and values `v_scale` times what is stored.
 
     Put it first, so that other transforms see scaled logits: `KVScale(...) & SoftCap(50.0)`.
+    Transforms of keys and values see what is stored, so that only those go with it that are as many
+    times as large for a vector so many times as large: rotations, but no norms.
 
     Args:
         k: scale of all keys; None leaves it to be given at run time as `k_scale=...`.
@@ -92,6 +96,7 @@ class TokenKVScale(_ReadScaled):
         v: [batch, keys, num_kv_heads] float32, likewise.
     """
 
+    scaled_behind = ("key_transform",)
     k_scale = Tensor("float32", ("batch", "kv_pos", "kv_head"))
     v_scale = Tensor("float32", ("batch", "kv_pos", "kv_head"))
 

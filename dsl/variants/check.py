@@ -121,6 +121,8 @@ def result(variant: Variant, hook: str, value: Value) -> Node:
     shown = _describe(value)
     if shown is None:
         found = as_node(value)
+        if hook == "logits_mask" and found.kind is Kind.INT:
+            expected = "a bool (of a bool of Python's own `~` makes a number: write `not`)"
         is_bool = found.kind is Kind.BOOL
         if is_bool == (hook == "logits_mask"):
             return found if is_bool else build.to_kind(found, Kind.FLOAT)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from warploom.dsl.graphs import rotations
+from warploom.dsl.graphs.growth import power
 from warploom.dsl.types import location
 from warploom.dsl.types.ir import Kind, Node, const, node, var, walk
 from warploom.dsl.types.spec import HOOKS, RECORDING_HOOK, VECTOR_HOOKS, Record, TracedVariant
@@ -22,7 +23,7 @@ from warploom.dsl.variants.outputs import Output
 from warploom.dsl.variants.readings import TraceReading
 from warploom.dsl.variants.variant import Variant
 from warploom.error_base import gathered
-from warploom.errors import EndlessFunctor, ImpureFunctor, WarploomError
+from warploom.errors import EndlessFunctor, ImpureFunctor, UnscaledTransform, WarploomError
 
 _LOGITS = node("logits", Kind.FLOAT)
 _ELEMENT = node("element", Kind.FLOAT, (var("lane"),))
@@ -52,6 +53,7 @@ def trace(variant: Variant) -> TracedVariant:
     if reading.records != again_reading.records:
         raise _impure(variant, RECORDING_HOOK)
     kept = {hook: root for hook, root in hooks.items() if root is not _identity(hook)}
+    _check_scaled_behind(variant, kept)
     fields = variant.fields()
     records = _records(variant, fields, reading)
     roots = (*kept.values(), *(record.value for record in records))
@@ -71,6 +73,15 @@ def trace(variant: Variant) -> TracedVariant:
         records=records,
         unread=tuple(name for name in fields if name not in used),
     )
+
+
+def _check_scaled_behind(variant: Variant, hooks: Mapping[str, Node]) -> None:
+    """Raises UnscaledTransform for a scale that does not stand for one before a transform."""
+    for link in variant.links if isinstance(variant, ChainedVariant) else (variant,):
+        for hook in link.scaled_behind:
+            if hook in hooks and power(hooks[hook]) != 1:
+                source = location.of_function(variant.functor(hook))
+                raise UnscaledTransform(scale=link.name, hook=hook, source=source)
 
 
 def _impure(variant: Variant, hook: str) -> ImpureFunctor:

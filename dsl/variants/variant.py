@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from inspect import signature
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from weakref import WeakValueDictionary
 
 import warploom.dsl.values.foreign  # noqa: F401  (torch and NumPy find functions by name)
@@ -43,9 +43,12 @@ class Variant:
 
     Attributes:
         softmax: True normalises with softmax; False sums `logits * value` over the visible keys.
+        scaled_behind: hooks whose vectors it multiplies behind them, with what belongs before: a
+            chain with such a hook that does not grow as its vector does is refused.
     """
 
     softmax: bool = True
+    scaled_behind: ClassVar[tuple[str, ...]] = ()
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         made = super().__new__(cls)

@@ -91,7 +91,8 @@ def _check_roles(tile: TileConfig, decode: Any) -> None:
     elif decode.decode is not None:
         reason = "has a `decode` that has one itself; there are two roles"
     elif not 1 <= decode.rows < tile.rows:
-        reason = f"has {decode.rows} rows for decodes; expected 1 to {tile.rows - 1}"
+        fewer = f"1 to {tile.rows - 1}, fewer than the {tile.rows} of the tile for prefills"
+        reason = f"has {decode.rows} rows for decodes; expected {fewer}"
     else:
         return
     raise ArgumentError(name="tile", reason=reason)

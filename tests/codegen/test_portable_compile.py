@@ -226,7 +226,7 @@ def test_narrow_keys_have_tiles_of_hopper_if_those_of_128_lanes() -> None:
         of = spec(head_dim=dim, stored="float8_e4m3fn")
         choice = choose_tile(of, arch_named("sm_90a"), rows)
         assert choice.tile.template == "portable"
-    assert "8-bit keys and values of 128 lanes alone" in choice.reason
+    assert "8-bit keys and values of 112 and 128 lanes alone" in choice.reason
     choice = choose_tile(spec(head_dim=128, stored="float8_e4m3fn"), arch_named("sm_90a"), 1000)
     assert choice.tile.template == "hopper"
 

@@ -118,9 +118,9 @@ VARIANTS: dict[str, Callable[[Batch], wl.Variant]] = {
 }
 # many at once, as compiled kernels; the first has an output transform, which is a kernel of its own
 CHAINS = {
-    "chain": ("QKNorm", "Rope", "TokenKVScale", "SoftCap", "Alibi", "SlidingWindow", "DocumentMask",
+    "chain": ("Rope", "TokenKVScale", "SoftCap", "Alibi", "SlidingWindow", "DocumentMask",
               "AttentionSink"),
-    "masks": ("Rope", "Alibi", "PrefixLM", "PackedMask"),
+    "masks": ("QKNorm", "Rope", "Alibi", "PrefixLM", "PackedMask"),
 }  # fmt: skip
 
 
