@@ -167,7 +167,9 @@ def draw(seed: int, device: str = "cpu") -> Case:
         facts["batches"] = [batch for batch in facts["batches"] if batch] or [[[1, 1]]]
     shipped: list[tuple[str, bool]] = []
     if facts["kv_dtype"] and not flex and random.random() < 0.7:
-        shipped.append((random.choice(list(SCALES)), True))
+        scale = random.choice(list(SCALES))
+        if not {"key_transform", "value_transform"} & hooks.keys():  # refused beside most
+            shipped.append((scale, True))
     if random.random() < 0.35:
         shipped.append((random.choice(list(SHIPPED)), not flex and random.random() < 0.5))
     if hook in hooks and facts["softmax"]:
