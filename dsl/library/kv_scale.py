@@ -90,6 +90,9 @@ class HeadKVScale(_ReadScaled):
 class TokenKVScale(_ReadScaled):
     """The same with a scale for each token and key/value head.
 
+    Kernels of bfloat16 multiply weights with the scales of values and round the product to 8 bits,
+    as they round weights. Where one key decides a row, its output is so rounded twice.
+
     Args:
         k: [batch, keys, num_kv_heads] float32, by position in the sequence and not by page; None
             leaves it to be given at run time as `k_scale=...`.

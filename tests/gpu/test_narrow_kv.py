@@ -71,7 +71,9 @@ POOL = [
     (wl.TokenKVScale(), Setup(wl.Paged(1), "float16", 128, 128, "cuda", PAIR, E4M3)),
     (wl.FlashSigmoid(bias=-2.0), Setup(wl.Dense(), "bfloat16", 128, 128, "cuda", PAIR, E5M2)),
     (wl.Causal(), Setup(wl.BlockSparse(block=(16, 8)), "float16", 128, 128, "cuda", WIDE, E4M3)),
-    # consumers widen a tile ahead: rows of several requests, and hooks that read numbers
+]
+# Consumers widen a tile ahead: rows of several requests, and hooks that read numbers.
+AHEAD = [
     (
         wl.Causal() & wl.SoftCap(5.0),
         Setup(wl.Composed(16), "bfloat16", 128, 128, "cuda", PAIR, E4M3),
@@ -90,8 +92,12 @@ def test_random_batches_agree_with_the_oracle() -> None:
     run_property(warm_up(POOL), None, max_examples=150)
 
 
+def test_random_batches_that_are_widened_ahead_agree_with_the_oracle() -> None:
+    run_property(warm_up(AHEAD), None, max_examples=60)
+
+
 def test_long_requests_are_split_and_merged() -> None:
-    for variant, setup in warm_up(POOL):
+    for variant, setup in warm_up([*POOL, *AHEAD]):
         q_len = (2, 2) if isinstance(setup.kv_format, wl.Dense) else (3, 1)
         case = Case(setup, q_len, (1500, 700), num_kv_heads=1, group_size=4, seed=1)
         found = mismatch(variant, case)
