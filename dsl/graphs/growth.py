@@ -6,6 +6,7 @@ many times as large for a vector so many times as large: rotations are, and norm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import TypeAlias
 
@@ -47,9 +48,16 @@ def _power(found: Node, args: list[Power]) -> Power:
     if op in _SAME:
         return of[0]
     if op in _ALIKE:
-        return of[0] if of[0] == of[1] else None
+        return _common(found.args, of)
     if op in COMPARISONS:
-        return Fraction(0) if of[0] == of[1] else None
+        return None if _common(found.args, of) is None else Fraction(0)
     if op == "select":
-        return of[1] if of[0] == 0 and of[1] == of[2] else None
+        return _common(found.args[1:], of[1:]) if of[0] == 0 else None
     return Fraction(0) if not any(of) else None
+
+
+def _common(args: Sequence[Node], powers: Sequence[Fraction]) -> Power:
+    """The power of all of them, or None; a zero has any."""
+    pairs = zip(args, powers, strict=True)
+    of = {power for arg, power in pairs if not (arg.op == "const" and arg.attr == 0)}
+    return None if len(of) > 1 else of.pop() if of else Fraction(0)

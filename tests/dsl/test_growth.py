@@ -43,6 +43,7 @@ def power_of(function: Any) -> Any:
         (lambda k, w: wl.maximum(k, wl.max(k) * 0.5), 1),
         (lambda k, w: k * wl.rsqrt(wl.mean(k * k) + 1e-6), None),
         (lambda k, w: k + w, None),
+        (lambda k, w: wl.maximum(k, 0.0) - wl.where(k < 0.0, k, 0.0), 1),
         (lambda k, w: wl.where(k > 1.0, k, -k), None),
         (lambda k, w: wl.tanh(k), None),
         (lambda k, w: w * 2.0, 0),
