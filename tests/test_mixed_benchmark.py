@@ -188,6 +188,21 @@ def test_drawn_batches_have_a_mean_and_a_least(harness: ModuleType, goals: Modul
     assert "least 0.97, 2: x (goal 0.98: no)" in text
 
 
+def test_each_peer_has_its_mean_and_of_some_the_faster_counts(
+    harness: ModuleType, goals: ModuleType
+) -> None:
+    rows = []
+    for case, own, serial, one_call, pod in (("a", 1.5, 4.0, 2.0, 8.0), ("b", 3.0, 2.0, 4.0, 8.0)):
+        peers = {"FlashAttention-3 serial": serial, "FlashAttention-3": one_call}
+        rows += rows_of(harness, case, (1, 1, 1), one_plan=1.0, two_in_turn=own, **peers)
+        rows += rows_of(harness, case, (1, 1, 1), **{"FlashInfer POD": pod})
+    lines = goals.of_peers(rows)
+    assert "| FlashAttention-3 | 2 | 2.828 | 2.000 | 4.000 |" in lines
+    assert "| the better of FlashAttention-3's | 2 | 2.000 | 2.000 | 2.000 |" in lines
+    assert "| the better POD of FlashInfer's | 2 | 8.000 | 8.000 | 8.000 |" in lines
+    assert "| two in turn, or the fastest peer | 2 | 1.732 | 1.500 | 2.000 |" in lines
+
+
 def test_pure_batches_may_lose_a_hundredth(harness: ModuleType, goals: ModuleType) -> None:
     rows = rows_of(harness, "a", (1, 1, 0), one_plan=1.009, one_tile=1.0)
     rows += rows_of(harness, "b", (1, 1, 0), one_plan=1.02, one_tile=1.0)
