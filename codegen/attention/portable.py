@@ -120,7 +120,11 @@ def _walked(
     hooks = spec.variant.hooks
     # Hooks make 16-bit numbers of a whole tile.
     new_keys = spec.is_narrow and "key_transform" in hooks
-    scales_weights = scale_factors(hooks.get("value_transform")) and spec.dtype.name != "float16"
+    scales_weights = (
+        scale_factors(hooks.get("value_transform"))
+        and spec.dtype.name != "float16"
+        and not spec.max_scores
+    )
     new_values = spec.is_narrow and "value_transform" in hooks and not scales_weights
     key, value = (
         (round_up(spec.head_dim_qk, 64), round_up(spec.head_dim_v, 64))

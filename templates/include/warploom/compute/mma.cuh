@@ -125,7 +125,7 @@ struct WarpMma {
     }
   }
 
-  // output += P V, where P is weight(row r of this thread, key of the tile, logit). Two
+  // output += P V, where P is weight(r, c, logit) of this thread's row r and key c. Two
   // neighbouring 8-column blocks in accumulator layout, rounded to 16 bits, are the left operand of
   // one step of 16 keys. Weights are worked out step by step: registers of their logits become
   // free, and exponentials overlap with the products of the step before.
@@ -140,9 +140,9 @@ struct WarpMma {
       for (int m = 0; m < kRowBlocks; ++m) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int r = 2 * m + i % 2, key = 8 * (n + i / 2) + F::lane() % 4 * 2;
-          const float* pair = &logits[m][n + i / 2][i % 2 * 2];
-          const float low = weight(r, key, pair[0]), high = weight(r, key + 1, pair[1]);
+          const int r = 2 * m + i % 2, c = 2 * (n + i / 2);
+          const float low = weight(r, c, F::score(logits, r, c));
+          const float high = weight(r, c + 1, F::score(logits, r, c + 1));
           a[m][i] = pack(typename T::ValueElement{}, low, high);
         }
       }

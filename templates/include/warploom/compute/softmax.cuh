@@ -3,8 +3,7 @@
 
 #include <warploom/device/qualifiers.cuh>
 #include <warploom/hooks/linear_bias.cuh>
-
-#include <warploom/max_scores.hpp>
+#include <warploom/hooks/value_scales.cuh>
 
 namespace warploom {
 
@@ -50,19 +49,19 @@ struct Softmax : Shifts<K> {
   //
   // `largest` follows the true maximum when that is more than 2^kMargin greater. With 0 the largest
   // probability is 1, which 16-bit floats hold exactly: in rows that one key decides, that halves
-  // the error. Where maxima are told, `largest` is the maximum.
-  template <int kMargin>
-  WL_FN bool follow(const Scores& scores, float (&rescale)[kRows]) {
+  // the error. Where maxima are told, `largest` is the maximum. Where weights take scales of
+  // values, it is that of scaled weights.
+  template <int kMargin, class Scales = NoScales>
+  WL_FN bool follow(const Scores& scores, float (&rescale)[kRows], const Scales& scales = {}) {
     float found[kRows];
     bool moved = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      found[r] = Fragments<K>::score(scores, r, 0);
+      const auto raised = [&](int c) { return scales.raise(c, Fragments<K>::score(scores, r, c)); };
+      found[r] = raised(0);
 #pragma unroll
       for (int c = 0; c < Fragments<K>::kThreadKeys; c += 2) {
-        const float two =
-            ::fmaxf(Fragments<K>::score(scores, r, c), Fragments<K>::score(scores, r, c + 1));
-        found[r] = ::fmaxf(found[r], two);
+        found[r] = ::fmaxf(found[r], ::fmaxf(raised(c), raised(c + 1)));
       }
       found[r] = this->whole(r, found[r]);
       moved |= exceeds<kMargin>(r, found[r]);
@@ -96,9 +95,9 @@ struct Softmax : Shifts<K> {
       }
     }
   }
-  WL_FN void update(Scores& scores, Output& output) {
+  WL_FN void update(Scores& scores, const ValueScales<K>& scales, Output& output) {
     float rescale[kRows];
-    if (follow<0>(scores, rescale)) scale_rows(output, rescale);
+    if (follow<0>(scores, rescale, scales)) scale_rows(output, rescale);
     center(scores);
   }
 

@@ -111,9 +111,9 @@ struct WarpMma<K, true> {
       unsigned b[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int c = 2 * m + i, key = F::first_key() + F::key_step(c);
-        const float low = weight(0, key, F::score(logits, 0, c));
-        const float high = weight(1, key, F::score(logits, 1, c));
+        const int c = 2 * m + i;
+        const float low = weight(0, c, F::score(logits, 0, c));
+        const float high = weight(1, c, F::score(logits, 1, c));
         b[i] = transpose(pack(typename T::ValueElement{}, low, high));
       }
 #pragma unroll

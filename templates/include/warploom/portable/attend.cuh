@@ -33,14 +33,6 @@ WL_FN void transform_staged(const Item<K>& item, const Pipeline& pipeline) {
   if constexpr (O::kTransformsKeys || O::kTransformsValues) sync_group<K>();
 }
 
-// What a key's value is multiplied with, at its weight instead. 0 * NaN is not 0.
-template <class K>
-WL_FN float value_scale(const Item<K>& item, const Columns<K>& columns, int key) {
-  const float scale =
-      K::Variant::value_scale(item.p, item.tile(), columns.kv_pos(key), K::Config::kHeadDimV);
-  return columns.exists(key) ? scale : 0.0f;
-}
-
 // Walks the keys of an item; leaves unnormalised output and softmax statistics in registers.
 template <class K, class Pipeline>
 WL_FN void attend(const Item<K>& item, Pipeline& pipeline, Softmax<K>& softmax,
@@ -51,13 +43,6 @@ WL_FN void attend(const Item<K>& item, Pipeline& pipeline, Softmax<K>& softmax,
   const ThreadRows<K> rows(item);
   const LinearBias<K> bias(item, rows);
   const typename Mma::Queries queries(item.arena.queries());
-  const auto weight = [&](int r, int key, float logit) {
-    const float p = Variant::kSoftmax ? softmax.probability(r, logit) : logit;
-    if constexpr (Operands<K>::kScalesWeights) {
-      return p * value_scale(item, pipeline.columns(item), key);
-    }
-    return p;
-  };
   while (pipeline.has_tile()) {
     typename Mma::Scores scores;
     pipeline.wait();
@@ -67,7 +52,11 @@ WL_FN void attend(const Item<K>& item, Pipeline& pipeline, Softmax<K>& softmax,
     queries.rescale(scores);
     transform_logits(item, rows, pipeline.columns(item), pipeline.visit(), scores);
     bias.add(item, rows, pipeline.columns(item), scores, softmax);
-    if constexpr (Variant::kSoftmax) softmax.update(scores, output);
+    const ValueScales<K> scales(item, pipeline.columns(item));
+    if constexpr (Variant::kSoftmax) softmax.update(scores, scales, output);
+    const auto weight = [&](int r, int c, float logit) {
+      return scales.apply(c, Variant::kSoftmax ? softmax.probability(r, logit) : logit);
+    };
     pipeline.clear_absent(pipeline.columns(item));
     Mma::accumulate(scores, Staged::value_reader(pipeline.new_values()), weight, output);
     pipeline.advance();

@@ -11,6 +11,8 @@
 #include <warploom/device/warp.cuh>
 #include <warploom/variant.cuh>
 
+#include <warploom/max_scores.hpp>
+
 namespace warploom {
 
 constexpr int kVector = 8;  // 16-bit elements in 16 bytes, the unit of every copy
@@ -133,9 +135,10 @@ struct Operands {
   using Variant = typename K::Variant;
   static constexpr bool kTransformsKeys = Variant::kHasKeyTransform;
   // Weights take the scale of values where their type has a float's range. In half precision a
-  // weight of 2^-12 times a scale of 2^-12 is nothing, and scales above 256 overflow.
-  static constexpr bool kScalesWeights =
-      Variant::kScalesValues && !cute::is_same_v<typename K::Config::Element, half_t>;
+  // weight of 2^-12 times a scale of 2^-12 is nothing, and scales above 256 overflow. Nor where
+  // maxima are told: the softmax's reference is then no maximum.
+  static constexpr bool kScalesWeights = Variant::kScalesValues && !kTellsMaxScores<K> &&
+                                         !cute::is_same_v<typename K::Config::Element, half_t>;
   static constexpr bool kTransformsValues = Variant::kHasValueTransform && !kScalesWeights;
   // Weights up to 256 and 8-bit values are exact enough in half precision, and widen for less.
   static constexpr bool kHalfValues =
