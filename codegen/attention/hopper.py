@@ -53,7 +53,7 @@ _ON_LOGITS = ("logits_transform", "logits_mask")
 # By groups: a thread of one copies each key, a tensor copy has 256 at most, and a thread of three
 # groups has no registers for the products of more.
 _MOST_KEYS = 128, 256, 224
-_WIDENED_LANES = 128  # of which 8 bits each fill one of the two panels that 16 bits have
+_WIDENED_LANES = (112, 128)  # padded to 128, of which 8 bits fill one of the panels of 16 bits
 _LOOKED_UP = 128  # keys that four warps copy, a lane for each that a warp looks up
 
 _ON_H200 = Recorded(
@@ -179,7 +179,7 @@ class Hopper(TwoRoles):
         return box_of(kv_format, tile, padded(*dims))
 
     def _box(self, spec: AttentionSpec, tile: TileConfig) -> Box | None:
-        return box_of(spec.kv_format, tile, padded_dims(spec))
+        return self.box(spec.kv_format, tile, (spec.head_dim_qk, spec.head_dim_v))
 
     def candidates(self, spec: AttentionSpec, arch: Arch, work: Work) -> Iterator[TileConfig]:
         """Groups of 64 rows, and as many keys as fit.
@@ -262,10 +262,10 @@ class Hopper(TwoRoles):
 
 def _narrow_obstacle(spec: AttentionSpec) -> str | None:
     """Why 8-bit keys and values cannot be widened where they land (decision 0058), or None."""
-    if not spec.is_narrow or padded_dims(spec) == (_WIDENED_LANES, _WIDENED_LANES):
+    if not spec.is_narrow or {spec.head_dim_qk, spec.head_dim_v} <= set(_WIDENED_LANES):
         return None
-    few = _WIDENED_LANES - 16  # the only other size that is padded to as many
-    return f"it takes 8-bit keys and values of {few} and {_WIDENED_LANES} lanes alone"
+    few, most = _WIDENED_LANES
+    return f"it takes 8-bit keys and values of {few} and {most} lanes alone"
 
 
 def _size_obstacle(tile: TileConfig) -> str | None:

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <warploom/compute/turned_mma.cuh>
-#include <warploom/work/walk.cuh>
+#include <warploom/items/walk.cuh>
 
 namespace warploom {
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include <warploom/hooks/tile_transform.cuh>
-#include <warploom/work/walk.cuh>
+#include <warploom/items/walk.cuh>
 
 namespace warploom {
 

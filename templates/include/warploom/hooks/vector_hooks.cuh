@@ -2,7 +2,7 @@
 // asks of them, and their reductions over lanes.
 #pragma once
 
-#include <warploom/work/item.cuh>
+#include <warploom/items/item.cuh>
 
 #include <warploom/hook_traits.hpp>
 

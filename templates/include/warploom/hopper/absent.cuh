@@ -1,8 +1,8 @@
 // Values of keys that do not exist, as tensor copies leave them.
 #pragma once
 
+#include <warploom/items/walk.cuh>
 #include <warploom/staging/tile.cuh>
-#include <warploom/work/walk.cuh>
 
 namespace warploom::hopper {
 

@@ -10,9 +10,9 @@
 #include <warploom/hopper/lists.cuh>
 #include <warploom/hopper/mma.cuh>
 #include <warploom/hopper/output.cuh>
-#include <warploom/work/merge.cuh>
-#include <warploom/work/row_merges.cuh>
-#include <warploom/work/stamp.cuh>
+#include <warploom/items/merge.cuh>
+#include <warploom/items/row_merges.cuh>
+#include <warploom/items/stamp.cuh>
 
 namespace warploom::hopper {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <warploom/hopper/arrivals.cuh>
-#include <warploom/work/lists.cuh>
+#include <warploom/items/lists.cuh>
 
 namespace warploom::hopper {
 

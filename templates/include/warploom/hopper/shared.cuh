@@ -3,9 +3,9 @@
 
 #include <warploom/hopper/barrier.cuh>
 #include <warploom/hopper/wide_tiles.cuh>
+#include <warploom/items/lists.cuh>
+#include <warploom/items/walk.cuh>
 #include <warploom/staging/arena.cuh>
-#include <warploom/work/lists.cuh>
-#include <warploom/work/walk.cuh>
 
 namespace warploom::hopper {
 

@@ -1,7 +1,7 @@
 // How the warps that issue copies walk over the keys of an item.
 #pragma once
 
-#include <warploom/work/walk.cuh>
+#include <warploom/items/walk.cuh>
 
 namespace warploom::hopper {
 

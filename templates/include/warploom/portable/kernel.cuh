@@ -3,12 +3,12 @@
 #pragma once
 
 #include <warploom/device/overlap.cuh>
+#include <warploom/items/merge.cuh>
+#include <warploom/items/row_merges.cuh>
+#include <warploom/items/stamp.cuh>
 #include <warploom/portable/attend.cuh>
 #include <warploom/portable/single.cuh>
 #include <warploom/portable/stream.cuh>
-#include <warploom/work/merge.cuh>
-#include <warploom/work/row_merges.cuh>
-#include <warploom/work/stamp.cuh>
 
 namespace warploom {
 

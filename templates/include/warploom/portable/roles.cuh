@@ -3,8 +3,8 @@
 // then those that it claims.
 #pragma once
 
+#include <warploom/items/lists.cuh>
 #include <warploom/portable/kernel.cuh>
-#include <warploom/work/lists.cuh>
 
 namespace warploom {
 

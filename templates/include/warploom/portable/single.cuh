@@ -12,9 +12,9 @@
 #include <warploom/compute/warp_rows.cuh>
 #include <warploom/device/vector.cuh>
 #include <warploom/hooks/tile_transform.cuh>
+#include <warploom/items/merge.cuh>
+#include <warploom/items/stamp.cuh>
 #include <warploom/portable/single_arena.cuh>
-#include <warploom/work/merge.cuh>
-#include <warploom/work/stamp.cuh>
 
 namespace warploom {
 

@@ -6,10 +6,10 @@
 // with those of item i + 1, and memory stays busy while results are merged and written.
 #pragma once
 
+#include <warploom/items/merge.cuh>
+#include <warploom/items/row_merges.cuh>
+#include <warploom/items/stamp.cuh>
 #include <warploom/portable/attend.cuh>
-#include <warploom/work/merge.cuh>
-#include <warploom/work/row_merges.cuh>
-#include <warploom/work/stamp.cuh>
 
 namespace warploom {
 

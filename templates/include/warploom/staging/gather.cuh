@@ -6,8 +6,8 @@
 #pragma once
 
 #include <warploom/device/ptx.cuh>
+#include <warploom/items/item.cuh>
 #include <warploom/token_slots.hpp>
-#include <warploom/work/item.cuh>
 
 namespace warploom {
 

@@ -4,7 +4,7 @@
 // Where warps stream keys, the ring goes on over the borders of items.
 #pragma once
 
-#include <warploom/work/walk.cuh>
+#include <warploom/items/walk.cuh>
 
 namespace warploom {
 

@@ -8,7 +8,7 @@
 // never waits, and takes what is left.
 #pragma once
 
-#include <warploom/work/merge.cuh>
+#include <warploom/items/merge.cuh>
 
 namespace warploom {
 
