@@ -2,12 +2,7 @@
 // out where lines are cut, then writes items and their merges. A plan of two roles has two such.
 #pragma once
 
-#include <warploom/opening.hpp>
-#include <warploom/planner/batch.hpp>
-#include <warploom/planner/shape.hpp>
-#include <warploom/planner/tiles.hpp>
-
-#include <warploom/planner/scratch.hpp>
+#include <warploom/planner/query_tiles.hpp>
 
 #include <warploom/planner/line.hpp>
 
@@ -19,90 +14,18 @@ struct PlanTotals {
 };
 
 template <class K, class Team>
-class RolePlan {
+class RolePlan : public QueryTiles<K, Team> {
+  using Base = QueryTiles<K, Team>;
   using Params = typename K::Params;
   using Segment = typename K::Segment;
   using WorkItem = typename K::WorkItem;
   using Merge = typename K::Merge;
 
  public:
+  using Base::key_after, Base::work;
+
   WL_FN RolePlan(const Params& p, const RoleShape& shape, Team& team, char* memory)
-      : p_(p), z_(shape), team_(team), s_(shape, memory), batch_{p}, marks_(s_.marks) {}
-
-  // Counts query tiles; of a batch with something wrong in it, if that is not known yet, nothing.
-  template <bool kChecks>
-  WL_FN PlanStatus count_tiles() {
-    const Range mine = team_.range(p_.num_requests);
-    int wrong = 0, tiles = 0;
-    bool several = false;
-    if (kChecks && p_.num_requests == 0) wrong = int(batch_.check_empty());
-    team_.each(mine, [&](int r) {
-      const int own_wrong = kChecks ? int(batch_.check(r)) : 0;
-      if (own_wrong != 0 && (wrong == 0 || own_wrong < wrong)) wrong = own_wrong;
-      const int own = wrong == 0 ? z_.tiles_of(batch_.fused_rows(r)) : 0;
-      tiles += own;
-      several |= own > 1;
-    });
-    if (team_.any(wrong != 0)) return first_wrong(wrong);
-    has_several_ = team_.any(several);
-    wide total = 0;
-    int first = int(team_.before(tiles, total));
-    team_.each(mine, [&](int r) {
-      s_.first_tile[r] = first;
-      first += z_.tiles_of(batch_.fused_rows(r));
-    });
-    tiles_ = int(total);
-    if (team_.is_first()) s_.first_tile[p_.num_requests] = tiles_;
-    team_.sync();
-    return PlanStatus::kGood;
-  }
-
-  WL_FN int tiles() const { return tiles_; }
-  WL_FN char* scratch_end() const { return s_.end; }
-
-  // Of a tile, once the mask was asked.
-  WL_FN int segment(int t) const { return s_.segment[t]; }
-  WL_FN int visible(int t) const { return s_.visible[t]; }
-  // The key at which a tile has seen so many visible key tiles.
-  WL_FN int key_after(int t, int visible) const {
-    const Range keys = s_.keys[t];
-    const bool sees_all = wide(s_.visible[t]) * z_.keys >= keys.end - keys.begin;  // of these
-    return sees_all ? keys.begin + visible * z_.keys : mask_of(t).key_after(keys, visible);
-  }
-  WL_FN WorkItem work(int t, int kv_head) const {  // every member by name, as in Batch::segment
-    const int segment = s_.segment[t];
-    WorkItem work;
-    work.segment = segment;
-    work.kv_head = kv_head;
-    work.row_begin = tile(t, segment).row_begin;
-    work.kv_begin = s_.keys[t].begin;
-    work.kv_end = s_.keys[t].end;
-    work.slot = work.merge = -1;
-    if constexpr (K::kHasRoles) {
-      work.role = z_.role;
-    } else {
-      work.rows = 0;
-    }
-    return work;
-  }
-
-  // Which keys each tile sees.
-  WL_FN void ask_mask() {
-    const bool is_one_each = !has_several_ && tiles_ == p_.num_requests;
-    const auto first_tile = [this](int r) { return s_.first_tile[r]; };
-    int segment = -1;
-    team_.each(team_.range(tiles_), [&](int t) {
-      if (segment < 0) segment = is_one_each ? t : last_not_above(p_.num_requests, t, first_tile);
-      while (s_.first_tile[segment + 1] <= t) ++segment;
-      s_.segment[t] = segment;
-      MaskOracle<K> mask = mask_of(t);
-      const Range keys = mask.bounds();
-      const int visible = mask.visible(keys);
-      s_.keys[t] = visible > 0 ? keys : Range{0, 0};
-      s_.visible[t] = visible;
-    });
-    team_.sync();
-  }
+      : Base(p, shape, team, memory), marks_(s_.marks) {}
 
   // Lays the tiles on a line, for so many heads, once the mask was asked.
   WL_FN Line<Params, Team> lay(int heads) {
@@ -160,21 +83,7 @@ class RolePlan {
   }
 
  private:
-  // Of what is wrong, what is named first: the others may follow from it.
-  WL_FN PlanStatus first_wrong(int wrong) const {
-    int found = 1;
-    while (!team_.any(wrong == found)) ++found;
-    return PlanStatus(found);
-  }
-
-  WL_FN QueryTile tile(int t, int segment) const {
-    const int row = (s_.first_tile[segment + 1] - 1 - t) * z_.rows;  // the last rows come first
-    return {segment, row, min(row + z_.rows, batch_.fused_rows(segment))};
-  }
-  WL_FN MaskOracle<K> mask_of(int t) const {
-    const int segment = s_.segment[t];
-    return {p_, z_.keys, tile(t, segment), batch_.q_len(segment), int(batch_.kv_len(segment))};
-  }
+  using Base::p_, Base::z_, Base::team_, Base::s_, Base::batch_, Base::tiles_, Base::has_several_;
 
   // Numbers the cuts along the line, and finds the key of each.
   WL_FN void count_cuts() {
@@ -349,16 +258,9 @@ class RolePlan {
     });
   }
 
-  const Params& p_;
-  const RoleShape z_;
-  Team& team_;
-  Scratch s_;
-  Batch<Params> batch_;
-  int tiles_ = 0;
   int lines_ = 1, heads_ = 0;  // heads of a line
   OwnAndShared slices_ = {0, 0};
   Offsets offsets_;
-  bool has_several_ = false;
   bool is_by_tile_ = false;
   mutable Steps<int> run_of_item_{0};
   const Mark* marks_;

@@ -26,7 +26,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     RoleShape z = shape_of_all(p);
     z.max_slices = (kMostRounds + 2) * p.active_ctas;
     z.max_marks = z.max_slices + 1;
-    z.fewest = p.decode_rows + 1;
+    z.least_rows = p.decode_rows + 1;
     z.shared_lists = kSharedPrefills * p.num_ctas;
     return z;
   }
@@ -40,7 +40,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     z.max_slices = 3 * p.active_ctas;
     z.max_marks = kOptions * (p.active_ctas + 1);  // not fewer than slices
     z.role = 1;
-    z.most = p.decode_rows;
+    z.most_rows = p.decode_rows;
     z.own_lists = kDecodeLists * p.num_ctas, z.shared_lists = kSharedDecodes * p.num_ctas;
     return z;
   }

@@ -12,12 +12,12 @@ struct RoleShape {
   int few, snap, max_tiles, max_requests;  // as in the parameters
   int max_slices, max_marks;               // room for slices of a line, and for boundaries
   int role;
-  int fewest, most;             // fused rows of the segments that take it
+  int least_rows, most_rows;    // fused rows of the segments that take it
   int own_lists, shared_lists;  // begin there: one for each CTA, and those that CTAs claim
 
   // Query tiles of a segment with so many fused rows.
   WL_FN int tiles_of(int fused) const {
-    return fused >= fewest && fused <= most ? quotient(fused - 1, rows) + 1 : 0;
+    return fused >= least_rows && fused <= most_rows ? quotient(fused - 1, rows) + 1 : 0;
   }
 };
 
@@ -30,7 +30,7 @@ WL_FN RoleShape shape_of_all(const Params& p) {
   z.few = p.few, z.snap = p.snap, z.max_tiles = p.max_tiles, z.max_requests = p.max_requests;
   z.max_slices = p.slices;
   z.max_marks = kOptions * (p.slices + 1);
-  z.fewest = 1, z.most = 0x7fffffff;
+  z.least_rows = 1, z.most_rows = 0x7fffffff;
   return z;
 }
 
