@@ -4,10 +4,12 @@
 
 namespace warploom {
 
-constexpr int kMostRounds = 4;      // of lists of whole prefills; the first are CTAs' own
+constexpr int kMostRounds = 4;  // of lists of whole prefills; the first are CTAs' own
+constexpr int kPrefillLists = kMostRounds + 2;  // and behind rounds, long ends and short ones
 constexpr int kDecodeLists = 1;     // behind those of prefills; CTAs have both for their own
-constexpr int kSharedPrefills = 2;  // for any CTA: the other rounds, long ends and short ones
-constexpr int kSharedDecodes = kSharedPrefills + kMostRounds - 1 + 2;  // for CTAs that decode
-constexpr int kRoleLists = kSharedDecodes + 2;                         // all
+constexpr int kSharedPrefills = 2;  // for any CTA: all that are not CTAs' own
+constexpr int kSharedDecodes = kSharedPrefills + kPrefillLists - 1;  // for CTAs that decode
+constexpr int kDecodeSlices = 3;  // of a CTA that decodes: its own, a long shared one and a short
+constexpr int kRoleLists = kSharedDecodes + kDecodeSlices - 1;  // all
 
 }  // namespace warploom

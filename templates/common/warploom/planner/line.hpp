@@ -2,6 +2,7 @@
 // or for one.
 #pragma once
 
+#include <warploom/planner/scratch.hpp>
 #include <warploom/role_lists.hpp>
 
 namespace warploom {
@@ -18,7 +19,7 @@ class Line {
         tiles_(tiles),
         heads_(heads),
         head_of_item_(tiles),
-        best_(scratch.marks) {}
+        boundaries_(scratch.marks) {}
 
   WL_FN int items() const { return tiles_ * heads_; }
   WL_FN int heads() const { return heads_; }
@@ -93,7 +94,7 @@ class Line {
     for (int option = 1; option < kOptions; ++option) {
       if (longest[option] < longest[best]) best = option;
     }
-    best_ = s_.marks + best * (slices + 1);
+    boundaries_ = s_.marks + best * (slices + 1);
   }
 
   // Each tile lies there for all heads before the next does, and nothing is cut; otherwise all
@@ -103,7 +104,7 @@ class Line {
   // How many slices lie between the boundaries that were found.
   WL_FN OwnAndShared slices() const { return slices_; }
   // Boundaries from 0 on; those behind the last CTA with work are the end of the line.
-  WL_FN const Mark* best() const { return best_; }
+  WL_FN const Mark* boundaries() const { return boundaries_; }
 
  private:
   // Key tiles of the shortest item that is cut: no whole one is much longer than an equal slice.
@@ -138,7 +139,7 @@ class Line {
 
   // Lists of whole items.
   WL_FN Cuts share_whole(int ctas) const {
-    const int each = (items() - 1) / ((kMostRounds + 2) * ctas) + 1;
+    const int each = (items() - 1) / (kPrefillLists * ctas) + 1;
     const int lists = (items() - 1) / each + 1;
     return {min(ctas, lists), lists, each, length(), 0, 0};
   }
@@ -275,7 +276,7 @@ class Line {
   wide head_length_ = 0;
   mutable Steps<int> head_of_item_;
   mutable Steps<wide> head_at_{0};  // of the line
-  const Mark* best_;
+  const Mark* boundaries_;
 };
 
 }  // namespace warploom

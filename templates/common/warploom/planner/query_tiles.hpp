@@ -3,11 +3,8 @@
 #pragma once
 
 #include <warploom/opening.hpp>
-#include <warploom/planner/batch.hpp>
-#include <warploom/planner/shape.hpp>
-#include <warploom/planner/tiles.hpp>
-
 #include <warploom/planner/scratch.hpp>
+#include <warploom/planner/tiles.hpp>
 
 namespace warploom {
 
@@ -17,7 +14,7 @@ class QueryTiles {
   using WorkItem = typename K::WorkItem;
 
  public:
-  // Counts them; of a batch with something wrong in it, if that is not known yet, nothing.
+  // Counts them. If it checks the batch and something is wrong with it, says what, and counts none.
   template <bool kChecks>
   WL_FN PlanStatus count_tiles() {
     const Range mine = team_.range(p_.num_requests);
@@ -102,7 +99,7 @@ class QueryTiles {
   Scratch s_;
   Batch<Params> batch_;
   int tiles_ = 0;
-  bool has_several_ = false;  // of a segment
+  bool has_several_ = false;  // some segment has
 
  private:
   // Of what is wrong, what is named first: the others may follow from it.

@@ -29,7 +29,7 @@ class RolePlan : public QueryTiles<K, Team> {
 
   // Lays the tiles on a line, for so many heads, once the mask was asked.
   WL_FN Line<Params, Team> lay(int heads) {
-    heads_ = heads;  // of prefills for good: where no branch decides, a device needs no register
+    heads_ = heads;  // of prefills adopt() finds the same: a device needs no register for them
     Line<Params, Team> line(p_, z_, team_, s_, tiles_, heads);
     line.lay(has_several_);
     return line;
@@ -40,7 +40,7 @@ class RolePlan : public QueryTiles<K, Team> {
     lines_ = lines;
     slices_ = line.slices();
     heads_ = line.heads();
-    marks_ = line.best();
+    marks_ = line.boundaries();
     is_by_tile_ = line.is_by_tile();
     run_of_item_ = Steps<int>(run());
     count_cuts();

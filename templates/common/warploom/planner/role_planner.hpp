@@ -21,24 +21,25 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
  private:
   using Base::p_, Base::team_;
 
-  // Each CTA has a slice of the line, may leave rounds of whole items, and two ends.
+  // Lines of prefills are shared, and never cut by options.
   WL_FN static RoleShape shape_of_prefills(const Params& p) {
     RoleShape z = shape_of_all(p);
-    z.max_slices = (kMostRounds + 2) * p.active_ctas;
+    z.max_slices = kPrefillLists * p.active_ctas;
     z.max_marks = z.max_slices + 1;
     z.least_rows = p.decode_rows + 1;
     z.shared_lists = kSharedPrefills * p.num_ctas;
     return z;
   }
-  // Each CTA has a slice of a line, which is the best of the options, or may leave two.
+  // Each CTA has a slice of a line, which is the best of the options, or shared ones besides.
   WL_FN static RoleShape shape_of_decodes(const Params& p) {
     RoleShape z = shape_of_all(p);
     z.rows = p.decode_rows, z.keys = p.decode_keys;
     z.fixed = p.decode_fixed, z.per_tile = p.decode_per_tile;
     z.grain = p.decode_grain, z.partial = p.decode_partial;
     z.max_tiles = p.max_requests;
-    z.max_slices = 3 * p.active_ctas;
-    z.max_marks = kOptions * (p.active_ctas + 1);  // not fewer than slices
+    static_assert(kOptions >= kDecodeSlices, "boundaries of slices have room where options have");
+    z.max_slices = kDecodeSlices * p.active_ctas;
+    z.max_marks = kOptions * (p.active_ctas + 1);
     z.role = 1;
     z.most_rows = p.decode_rows;
     z.own_lists = kDecodeLists * p.num_ctas, z.shared_lists = kSharedDecodes * p.num_ctas;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <warploom/planner/memory.hpp>
+#include <warploom/planner/shape.hpp>
 
 namespace warploom {
 
@@ -16,7 +17,7 @@ struct CutCount {
 };
 
 struct Scratch {
-  wide* begin;       // [tiles + 1] where the items of a line begin
+  wide* begin;       // [tiles + 1, the last unused] where the items of a line begin
   wide* sort;        // [2 * tiles that are sorted]
   Mark* marks;       // [max_marks]; of options, [kOptions][slices + 1]
   CutCount* counts;  // [slices + 1]

@@ -1,6 +1,8 @@
 // What the plan of a role is cut into, and where it lies in the whole plan.
 #pragma once
 
+#include <warploom/planner/batch.hpp>
+
 namespace warploom {
 
 constexpr int kOptions = 4;  // for the boundaries of a line
