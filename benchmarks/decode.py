@@ -16,7 +16,7 @@ import peers_flashinfer as flashinfer
 import torch
 from batches import Inputs, Shape, label, lengths
 from harness import Implementation, Thunk
-from narrow_caches import make_representable, narrow_cache
+from narrow_caches import TOKEN_SCALES, make_representable, narrow_cache, run_scaled
 from peers import cudnn, planned, warploom
 from selections import selection_trials
 from tables import Setting, Table, Trial, attention_trial, main
@@ -90,7 +90,7 @@ def balance_trials(setting: Setting) -> Iterator[Trial]:
 
 def narrow_trials(setting: Setting) -> Iterator[Trial]:
     """The figure is the time: the narrow cache has half the bytes."""
-    contestants = (warploom(), narrow_cache())
+    contestants = (warploom(), narrow_cache(), Implementation(TOKEN_SCALES, run_scaled))
     for heads in setting.pick(HEADS, (4, 2)):
         for batch in setting.pick(BATCHES, 4):
             length = 8192 if setting.on_gpu else 256

@@ -112,6 +112,13 @@ def mask_reads_inputs(spec: AttentionSpec) -> bool:
     return mask is not None and any(found.op in ("load", "scalar") for found in walk(mask))
 
 
+def _scales_weights(spec: AttentionSpec) -> bool:
+    """Whether weights take the scales of values: `kScalesWeights` of staging/tile.cuh."""
+    if spec.max_scores or not scale_factors(spec.variant.hooks.get("value_transform")):
+        return False
+    return spec.dtype.name != "float16" or (spec.is_narrow and spec.variant.softmax)
+
+
 def _walked(
     spec: AttentionSpec, tile: TileConfig, query_tiles: int, in_boxes: bool
 ) -> list[Region]:
@@ -120,12 +127,7 @@ def _walked(
     hooks = spec.variant.hooks
     # Hooks make 16-bit numbers of a whole tile.
     new_keys = spec.is_narrow and "key_transform" in hooks
-    scales_weights = (
-        scale_factors(hooks.get("value_transform"))
-        and spec.dtype.name != "float16"
-        and not spec.max_scores
-    )
-    new_values = spec.is_narrow and "value_transform" in hooks and not scales_weights
+    new_values = spec.is_narrow and "value_transform" in hooks and not _scales_weights(spec)
     key, value = (
         (round_up(spec.head_dim_qk, 64), round_up(spec.head_dim_v, 64))
         if spec.is_narrow

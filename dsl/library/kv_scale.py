@@ -90,8 +90,9 @@ class HeadKVScale(_ReadScaled):
 class TokenKVScale(_ReadScaled):
     """The same with a scale for each token and key/value head.
 
-    Kernels of bfloat16 multiply weights with the scales of values and round the product to 8 bits,
-    as they round weights. Where one key decides a row, its output is so rounded twice.
+    Kernels that stage keys multiply weights with the scales of values, and count both in the
+    softmax, so that the product is rounded as a weight is. (Not where float16 meets 16-bit values,
+    or where largest scores are told: there values are multiplied.)
 
     Args:
         k: [batch, keys, num_kv_heads] float32, by position in the sequence and not by page; None

@@ -134,6 +134,7 @@ def test_every_hook(name: str) -> None:
 TIGHT = {
     "sm_80": spec(wl.Causal() & wl.Alibi() & wl.DocumentMask(), wl.Paged(16)),
     "sm_89": spec(wl.SlidingWindow(100, 0) & wl.SoftCap(50.0), wl.Paged(16), head_dim=64),
+    "sm_87": spec(wl.Causal() & wl.TokenKVScale(), wl.Paged(16), stored="float8_e4m3fn"),
     "sm_90a": spec(stored="float8_e4m3fn"),
     "sm_100a": spec(wl.Causal() & wl.DocumentMask(), wl.BlockSparse(block=(16, 8))),
     "sm_120": spec(wl.Alibi("input")),

@@ -14,7 +14,7 @@ struct OutputRow : LaneByLane<OutputRow> {
   WL_FN float operator()(int lane) const { return values[lane]; }
 };
 
-// Of each row of each slot: its largest logit and its sum.
+// Of each row of each slot: what its exponents were taken from, and its sum.
 template <class K>
 WL_FN float2* partial_states(const Item<K>& item) {
   return reinterpret_cast<float2*>(item.p.partial_state);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <warploom/compute/turned_mma.cuh>
+#include <warploom/hooks/lane_keys.cuh>
 #include <warploom/items/walk.cuh>
 
 namespace warploom {
@@ -80,11 +81,41 @@ WL_FN bool sees(const At&... at) {
   return true;
 }
 
+// What depends on the column alone is worked out when its turn comes.
+struct NoColumns {
+  template <class Make>
+  WL_FN static auto column(int /*c*/, const Make& make) {
+    return make();
+  }
+};
+// Or ahead, where warps stream keys of their own. A composed tile's rows each see another.
+template <class K,
+          bool kAny = Sizes<K>::kSplitKeys && K::Variant::kHasColState && !K::Config::kComposed>
+struct ThreadColumns : NoColumns {
+  WL_FN ThreadColumns(const Item<K>&, const ThreadRows<K>&, const Columns<K>&, const Visit&) {}
+};
+template <class K>
+class ThreadColumns<K, true> {
+ public:
+  WL_FN ThreadColumns(const Item<K>& item, const ThreadRows<K>& rows, const Columns<K>& columns,
+                      const Visit& visit) {
+    if (!K::Variant::kHasLogitsTransform && visit.is_full()) return;  // no hook is asked
+    states_.read([&](int key) { return rows.column(item, columns, key, columns.kv_pos(key)); });
+  }
+  template <class Make>
+  WL_FN auto column(int c, const Make& /*make*/) const {
+    return states_.of(c);
+  }
+
+ private:
+  LaneKeys<K, typename K::Variant::ColState> states_;
+};
+
 // Applies the hooks to one tile of this class. What depends on the column alone is computed once
 // for all rows.
-template <TileClass kClass, class K>
+template <TileClass kClass, class K, class Ahead>
 WL_FN void apply_hooks(const Item<K>& item, const ThreadRows<K>& hoisted, const Columns<K>& columns,
-                       typename WarpMma<K>::Scores& scores) {
+                       typename WarpMma<K>::Scores& scores, const Ahead& ahead) {
   using Variant = typename K::Variant;
   // Numbers of all elements would not fit registers: the compiler loads none ahead of a branch.
   constexpr bool kBranches = Variant::kLoadsElements && K::template Arena<K>::kBranchesAtLoads;
@@ -98,7 +129,7 @@ WL_FN void apply_hooks(const Item<K>& item, const ThreadRows<K>& hoisted, const 
     const int step = Fragments<K>::key_step(c), key = first + step;
     if (kBranches && c % 4 == 0 && step >= columns.count) break;
     const int kv_pos = columns.kv_pos(key);
-    const auto shared = rows.column(item, columns, key, kv_pos);
+    const auto shared = ahead.column(c, [&] { return rows.column(item, columns, key, kv_pos); });
 #pragma unroll
     for (int r = 0; r < ThreadRows<K>::kCount; ++r) {
       const auto column = rows.column_of(item, info[r], r, kv_pos, shared);
@@ -169,10 +200,10 @@ WL_FN void record_logits(const Item<K>& item, const Columns<K>& columns, const V
   }
 }
 
-template <class K>
+template <class K, class Ahead = NoColumns>
 WL_FN void transform_logits(const Item<K>& item, const ThreadRows<K>& rows,
                             const Columns<K>& columns, const Visit& visit,
-                            typename WarpMma<K>::Scores& scores) {
+                            typename WarpMma<K>::Scores& scores, const Ahead& ahead = {}) {
   using Variant = typename K::Variant;
   if (!scales_late<K>(item.p)) {
 #pragma unroll
@@ -182,11 +213,11 @@ WL_FN void transform_logits(const Item<K>& item, const ThreadRows<K>& rows,
   }
   if constexpr (Variant::kRecords) record_logits(item, columns, visit, scores);
   if (KeyWalk<K>::kTellsOpen && visit.is(TileClass::kOpen)) {
-    apply_hooks<TileClass::kOpen>(item, rows, columns, scores);
+    apply_hooks<TileClass::kOpen>(item, rows, columns, scores, ahead);
   } else if (Variant::kHasLogitsMask && !visit.is_full()) {
-    apply_hooks<TileClass::kPartial>(item, rows, columns, scores);
+    apply_hooks<TileClass::kPartial>(item, rows, columns, scores, ahead);
   } else if constexpr (Variant::kHasLogitsTransform) {
-    apply_hooks<TileClass::kFull>(item, rows, columns, scores);
+    apply_hooks<TileClass::kFull>(item, rows, columns, scores, ahead);
   }
   if (!visit.is_full() && columns.may_lack_some()) hide_absent(columns, scores);
 }

@@ -45,14 +45,17 @@ WL_FN void attend(const Item<K>& item, Pipeline& pipeline, Softmax<K>& softmax,
   const typename Mma::Queries queries(item.arena.queries());
   while (pipeline.has_tile()) {
     typename Mma::Scores scores;
+    ValueScales<K> scales(item);
+    scales.read_ahead(item, pipeline.columns(item));
+    const ThreadColumns<K> ahead(item, rows, pipeline.columns(item), pipeline.visit());
     pipeline.wait();
     pipeline.copy_ahead();
     transform_staged(item, pipeline);
     Mma::scores(queries, Staged::key_reader(pipeline.new_keys()), scores);
     queries.rescale(scores);
-    transform_logits(item, rows, pipeline.columns(item), pipeline.visit(), scores);
+    transform_logits(item, rows, pipeline.columns(item), pipeline.visit(), scores, ahead);
     bias.add(item, rows, pipeline.columns(item), scores, softmax);
-    const ValueScales<K> scales(item, pipeline.columns(item));
+    scales.read(item, pipeline.columns(item));
     if constexpr (Variant::kSoftmax) softmax.update(scores, scales, output);
     const auto weight = [&](int r, int c, float logit) {
       return scales.apply(c, Variant::kSoftmax ? softmax.probability(r, logit) : logit);

@@ -8,7 +8,8 @@
 
 namespace warploom {
 
-// What softmax has found of a row: its largest logit, and the sum of probabilities relative to it.
+// What softmax has found of a row: its largest logit, and the sum of probabilities relative to it
+// (of scaled weights a logit that the largest has, ValueScales; only both together mean something).
 // As one number, a log-sum-exp, the two could not be kept: beside a logit of 1e9 it has no digits
 // left for how many keys are as large.
 struct SoftmaxState {

@@ -134,11 +134,13 @@ struct Operands {
   using S = Sizes<K>;
   using Variant = typename K::Variant;
   static constexpr bool kTransformsKeys = Variant::kHasKeyTransform;
-  // Weights take the scale of values where their type has a float's range. In half precision a
-  // weight of 2^-12 times a scale of 2^-12 is nothing, and scales above 256 overflow. Nor where
-  // maxima are told: the softmax's reference is then no maximum.
+  // Weights take the scales of values where their type has a float's range, and where the softmax's
+  // reference can count them, which tells no maxima then. 16-bit values in half precision are
+  // transformed: a scale of 2^-12 beside one of 2^12 would be nothing. What scales 8 bits is what
+  // their largest number is measured in, so that the smaller weight is the smaller part.
+  static constexpr bool kIsHalf = cute::is_same_v<typename K::Config::Element, half_t>;
   static constexpr bool kScalesWeights = Variant::kScalesValues && !kTellsMaxScores<K> &&
-                                         !cute::is_same_v<typename K::Config::Element, half_t>;
+                                         (!kIsHalf || (S::kNarrowKv && Variant::kSoftmax));
   static constexpr bool kTransformsValues = Variant::kHasValueTransform && !kScalesWeights;
   // Weights up to 256 and 8-bit values are exact enough in half precision, and widen for less.
   static constexpr bool kHalfValues =

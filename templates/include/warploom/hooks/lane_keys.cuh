@@ -1,0 +1,46 @@
+// What a warp that streams keys of its own reads of each of them: a lane loads it for one key or
+// two, ahead of the products, and the threads that need it get it by shuffles. So the loads' time
+// is that in which the keys come, and registers stay free.
+#pragma once
+
+#include <warploom/compute/fragments.cuh>
+
+namespace warploom {
+
+template <class K, class T>
+class LaneKeys {
+  using F = Fragments<K>;
+  static constexpr int kKeys = Sizes<K>::kStagingKeys;
+  static constexpr int kHeld = (kKeys + kWarpSize - 1) / kWarpSize;
+  static constexpr int kWords = (sizeof(T) + 3) / 4;
+  static_assert(Sizes<K>::kSplitKeys, "the keys of a tile are a warp's");
+
+ public:
+  // Keeps load(key) of all keys.
+  template <class Load>
+  WL_FN void read(const Load& load) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const T number = load(min(i * kWarpSize + int(F::lane()), kKeys - 1));
+      memcpy(words_[i], &number, sizeof(T));
+    }
+  }
+  // That of the thread's key c. All lanes must ask.
+  WL_FN T of(int c) const {
+    const int step = F::key_step(c);  // the first keys of threads are below 8, and these eights
+    unsigned words[kWords];
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      words[w] =
+          __shfl_sync(kAllLanes, words_[step / kWarpSize][w], F::first_key() + step % kWarpSize);
+    }
+    T number;
+    memcpy(&number, words, sizeof(T));
+    return number;
+  }
+
+ private:
+  unsigned words_[kHeld][kWords];
+};
+
+}  // namespace warploom
