@@ -2,7 +2,8 @@
 
 A speed-up is the fastest serial way of the same run divided by one plan. Serial ways are those of
 peers, and warploom's two wrappers in turn: a user has both. A missing row makes no verdict. What
-does both halves at once, fused kernels of peers and two streams, is told beside it.
+does both halves at once, fused kernels of peers and two streams, is told beside it. `plot.py`
+writes the verdicts into docs/figures.md; run by itself this file prints nothing.
 """
 
 from __future__ import annotations
