@@ -27,7 +27,8 @@ class LaneKeys {
   }
   // That of the thread's key c. All lanes must ask.
   WL_FN T of(int c) const {
-    const int step = F::key_step(c);  // the first keys of threads are below 8, and these eights
+    // First keys are below 8, or even and below 7 where steps may be odd: no sum leaves the warp's.
+    const int step = F::key_step(c);
     unsigned words[kWords];
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
