@@ -37,7 +37,7 @@ class _Packed(Variant):
 
     def check_lengths(self, known: Mapping[str, Any], q_lens: Any, kv_lens: Any) -> None:
         if not known.keys() >= {"packed_mask", "mask_indptr"}:
-            return  # on a device, or given to the run
+            return  # on a device, or not given yet
         begins, requests = known["mask_indptr"].astype(np.int64), len(q_lens)
         if len(begins) <= requests:
             reason = f"has {len(begins)} entries; expected requests + 1 = {requests + 1}"
@@ -60,8 +60,9 @@ class PackedMask(_Packed):
     """Visible where bit q_idx * kv_len + kv_pos of the request is set; make the bits with
     `pack_masks`.
 
-    A request may have up to 2^31 pairs, and all requests 2^31 bytes. `plan` and `attention` refuse
-    host masks that have not as many bits as the batch has pairs, rounded up to bytes.
+    A request may have up to 2^31 pairs, and all requests 2^31 bytes. `plan`, `attention`, and on
+    the CPU `run`, refuse host masks that have not as many bits as the batch has pairs, rounded up
+    to bytes. Masks on a device are not looked at.
 
     Args:
         packed_mask: [bytes] uint8; None leaves it to be given at run time.
@@ -77,7 +78,7 @@ class TreeMask(_Packed):
     visible.
 
     Bit q_idx * q_len + j says that a query sees the j-th token of the tree, so bits need no memory
-    for the context.
+    for the context. What is refused where is as of `PackedMask`.
 
     Args:
         packed_mask: [bytes] uint8, from `pack_masks` of [q_len, q_len] masks; None: given at run

@@ -132,7 +132,8 @@ class Variant:
     def check_lengths(self, known: Mapping[str, Any], q_lens: Any, kv_lens: Any) -> None:
         """Refuse tensors that do not fit a batch, where axes cannot say which size they must have.
 
-        `plan` and `attention` call it; by default everything fits.
+        `plan` and `attention` call it, and on the CPU `run` for tensors that it is given; by
+        default everything fits.
 
         Args:
             known: NumPy values of the mask's tensors that were given on the host.

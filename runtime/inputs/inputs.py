@@ -26,6 +26,7 @@ from warploom.runtime.devices.params import Members, write_array
 from warploom.runtime.formats.batch import Batch
 from warploom.runtime.inputs.args import Geometry
 from warploom.runtime.inputs.axes import axis_sizes, check_captured, lane_sizes, reserved_sizes
+from warploom.runtime.inputs.lengths import LengthsCheck
 from warploom.runtime.inputs.missing import missing_input, read_values, unknown_input
 from warploom.runtime.inputs.offer import NOTHING, Offer, OfferedTensor
 from warploom.runtime.inputs.outputs import as_given, check_rows_apart, given_to_run, type_remedy
@@ -105,6 +106,7 @@ class Inputs:
         self.mask_tensors = frozenset(str(n.attr) for n in nodes if n.op == "load")
         self._batch: Batch | None = None
         self._batch_sizes: dict[str, int] | None = None
+        self._lengths: LengthsCheck | None = None  # of what runs are given
         self.scalars: dict[str, Number] = {
             field.name: field.default for field in traced.scalars if field.default is not None
         }
@@ -178,9 +180,10 @@ class Inputs:
             now, copied = now.float(), copied.float()
         return not np.array_equal(now.numpy(), copied.numpy(), equal_nan=True)
 
-    def for_batch(self, batch: Batch) -> None:
-        """Take the lengths that tensors are checked against."""
+    def for_batch(self, batch: Batch, lengths: LengthsCheck | None = None) -> None:
+        """Take the lengths that tensors are checked against, and the variant's own check."""
         self._fixed = frozenset()
+        self._lengths = lengths if self._geometry.device.type == "cpu" else None  # none would wait
         self._batch = batch
         self._batch_sizes = None
 
@@ -238,6 +241,7 @@ class Inputs:
             UnknownInput, WrongDType, WrongDevice, WrongShape: an input is not as declared.
             PlanMismatch: the mask reads it and `plan` was made for another value.
             MissingInput: an input has no value from anywhere.
+            ArgumentError: the variant's `check_lengths` refuses a host tensor of the mask.
         """
         if self._repeats(given):
             return {}
@@ -294,6 +298,8 @@ class Inputs:
         for name in self.names:
             if not (name in given or name in self.scalars or name in self.tensors):
                 raise self._missing(name)
+        if self._lengths is not None:
+            self._lengths.of_run(given, values, self.known)
         return values
 
     def _thawed(self, name: str, value: Number) -> Number:

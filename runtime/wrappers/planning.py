@@ -5,7 +5,6 @@ from __future__ import annotations
 from logging import DEBUG
 from typing import Any
 
-import numpy as np
 import torch
 
 from warploom.calls import explained
@@ -21,6 +20,7 @@ from warploom.runtime.devices.graph import refuse_under_capture
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Arguments, Batch, HostBatch, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
+from warploom.runtime.inputs.lengths import LengthsCheck
 from warploom.runtime.inputs.offer import NOTHING
 from warploom.runtime.launching.launch import Launcher
 from warploom.runtime.launching.program import Program
@@ -100,8 +100,8 @@ class Planning(Uncopied, Shown):
                 fixed here. A tensor of the mask given on the host, here or to the variant, is
                 copied, and its values sharpen the plan; it is read again by each plan, and by no
                 run. One that only `run` is given leaves the plan right, but nothing is skipped for
-                what it holds, and no `check_lengths` sees it. A device plans with all that the
-                mask reads.
+                what it holds; `check_lengths` sees it in that run, and on the CPU alone. A device
+                plans with all that the mask reads.
 
         Runs wait for this plan, and it waits for runs, on whichever streams they are. Replays of a
         captured run are seen by nobody: replay on the stream of `plan`, or order the two.
@@ -221,19 +221,21 @@ class Planning(Uncopied, Shown):
     def _not_planned(self) -> NotPlanned:
         return NotPlanned(what="the last plan() was refused") if self._is_refused else NotPlanned()
 
-    def _check_lengths(self, known: dict[str, np.ndarray[Any, Any]], batch: Batch) -> None:
-        if self._variant.checks_lengths:
-            lengths = batch.on_host
-            self._variant.check_lengths(known, lengths.q_lens, lengths.kv_lens)
+    def _lengths_check(self, batch: Batch) -> LengthsCheck | None:
+        """What the variant has to say of a batch that the host knows; None if nothing."""
+        if isinstance(batch, OnDevice) or not self._variant.checks_lengths:
+            return None
+        return LengthsCheck(self._variant, batch, self._inputs.mask_tensors)
 
     def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
         if self._launcher is not None:
             self._launcher.before_plan()
         offer = self._inputs.offer(inputs) if inputs else NOTHING
-        self._inputs.for_batch(batch)
+        lengths = self._lengths_check(batch)
+        self._inputs.for_batch(batch, lengths)
         known = self._inputs.check_planned(offer)
-        if not isinstance(batch, OnDevice):
-            self._check_lengths(known, batch)
+        if lengths is not None:
+            lengths.of_plan(known)
         if inputs:
             self._inputs.keep(offer)  # a graph may read these: only what fits goes there
         if self._launcher is not None:

@@ -307,7 +307,8 @@ class AttentionWrapper(Prefetching):
             NotPlanned: there is no plan, or the last one was refused.
             WrongDType, WrongDevice, WrongShape, IndexOutOfRange: a wrong tensor.
             WrongStride: elements of `out` or `lse` overlap.
-            ArgumentError: a large paged cache that kernels cannot reach as it lies.
+            ArgumentError: a large paged cache that kernels cannot reach as it lies; or, on the
+                CPU, a tensor of the mask that the variant's `check_lengths` refuses.
             UnknownInput, MissingInput, PlanMismatch: a wrong input; the last also if another
                 wrapper has planned into this one's workspace.
             InUse: another thread plans.
