@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from warploom.dsl.library.numbers import check_positive
+from warploom.dsl.library.numbers import positive
 from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.fields import Scalar, Tensor
@@ -44,17 +44,17 @@ class KVScale(_ReadScaled):
         v: scale of all values, likewise.
 
     Raises:
-        ArgumentError: a scale that is not above 0 and finite.
+        ArgumentError: a scale that is not above 0 and finite, wherever it is given.
     """
 
-    k_scale = Scalar("float32")
-    v_scale = Scalar("float32")
+    k_scale = Scalar("float32", check=positive)
+    v_scale = Scalar("float32", check=positive)
 
     def __init__(self, k: float | None = None, v: float | None = None) -> None:
-        for name, scale in (("k_scale", k), ("v_scale", v)):
-            if scale is not None:
-                setattr(self, name, scale)
-                check_positive(**{name[0]: getattr(self, name)})
+        if k is not None:
+            self.k_scale = k
+        if v is not None:
+            self.v_scale = v
 
     def logits_transform(self, logits: Value, at: Position) -> Value:
         return logits * self.k_scale

@@ -7,8 +7,13 @@ import math
 from warploom.errors import ArgumentError
 
 
-def check_positive(hint: str = "", **numbers: float) -> None:
+def positive(value: float) -> str | None:
+    """The check of a `Scalar` that is above 0 and finite."""
+    return None if 0 < value < math.inf else f"{value} is not above 0 and finite"
+
+
+def check_positive(**numbers: float) -> None:
     """Raises ArgumentError for the first number that is not above 0 and finite."""
     for name, value in numbers.items():
-        if not 0 < value < math.inf:
-            raise ArgumentError(name=name, reason=f"{value} is not above 0 and finite{hint}")
+        if reason := positive(value):
+            raise ArgumentError(name=name, reason=reason)

@@ -10,7 +10,10 @@ from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.fields import Scalar, Tensor
 from warploom.dsl.variants.variant import Variant
-from warploom.errors import ArgumentError
+
+
+def _check_eps(eps: float) -> str | None:
+    return None if 0 <= eps < math.inf else f"{eps} is negative or not finite"
 
 
 class QKNorm(Variant):
@@ -24,17 +27,15 @@ class QKNorm(Variant):
         eps: added to the mean square.
 
     Raises:
-        ArgumentError: an eps that is negative or not finite.
+        ArgumentError: an eps that is negative or not finite, wherever it is given.
     """
 
     q_weight = Tensor("float32", ("lane",))
     k_weight = Tensor("float32", ("lane",))
-    norm_eps = Scalar("float32")
+    norm_eps = Scalar("float32", check=_check_eps)
 
     def __init__(self, q_weight: Any = None, k_weight: Any = None, eps: float = 1e-6) -> None:
         self.norm_eps = eps
-        if not 0 <= self.norm_eps < math.inf:
-            raise ArgumentError(name="eps", reason=f"{eps} is negative or not finite")
         if q_weight is not None:
             self.q_weight = q_weight
         if k_weight is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from warploom.dsl.graphs.lanes import checked_dim
-from warploom.dsl.library.numbers import check_positive
+from warploom.dsl.library.numbers import positive
 from warploom.dsl.library.rope_scaling import RopeScaling
 from warploom.dsl.values.functions import cos, exp2, log2, rotate_half, rotate_pairs, sin, where
 from warploom.dsl.values.position import Position
@@ -30,21 +30,20 @@ class Rope(Variant):
         dim: rotate only the first `dim` lanes, an even int; all by default. More than the heads
             have is refused where attention is declared.
 
-    A `rope_theta` given later, to `plan` or `run`, is not checked.
-
     Raises:
         FieldMisuse: a theta that is no number.
-        ArgumentError: one that is not above 0 or not finite; or no such positions, scaling or dim.
+        ArgumentError: one, or a number of the scaling, that is not above 0 or not finite, wherever
+            it is given; or no such positions, scaling or dim.
     """
 
-    rope_theta = Scalar("float32")
+    rope_theta = Scalar("float32", check=positive)
     rope_positions = Tensor("int32", ("batch", "kv_pos"))
     # numbers of the scaling rule; read only if there is one
-    rope_factor = Scalar("float32", default=1.0)
-    rope_low = Scalar("float32", default=1.0)
-    rope_high = Scalar("float32", default=1.0)
-    rope_original_length = Scalar("float32", default=1.0)
-    rope_magnitude = Scalar("float32", default=1.0)
+    rope_factor = Scalar("float32", default=1.0, check=positive)
+    rope_low = Scalar("float32", default=1.0, check=positive)
+    rope_high = Scalar("float32", default=1.0, check=positive)
+    rope_original_length = Scalar("float32", default=1.0, check=positive)
+    rope_magnitude = Scalar("float32", default=1.0, check=positive)
 
     def __init__(
         self,
@@ -64,7 +63,6 @@ class Rope(Variant):
         self._scaling = scaling
         self._dim = None if dim is None else checked_dim(dim)
         super().__init__(rope_theta=theta, **(scaling.values() if scaling else {}))
-        check_positive(theta=self.rope_theta)
 
     def query_transform(self, q: Value, at: Position) -> Value:
         return self._rotate(q, self._position(at.q_pos, at), at)

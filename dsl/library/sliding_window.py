@@ -9,9 +9,16 @@ from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.fields import Scalar
 from warploom.dsl.variants.variant import Variant
-from warploom.errors import ArgumentError
 
 _FAR: Final = 2**30  # keys: more than any request has, and no sum with a position overflows
+
+
+def _check_side(keys: int) -> str | None:
+    return f"is {keys}; expected a number of keys, or -1 for no limit" if keys < -1 else None
+
+
+def _check_sinks(keys: int) -> str | None:
+    return f"is {keys}; expected a number of keys" if keys < 0 else None
 
 
 class SlidingWindow(Variant):
@@ -27,20 +34,15 @@ class SlidingWindow(Variant):
         sinks: keys at the beginning that `left` never hides (StreamingLLM).
 
     Raises:
-        ArgumentError: a side below -1.
+        ArgumentError: a side below -1, or a negative number of sinks, wherever it is given.
     """
 
-    left = Scalar("int32")
-    right = Scalar("int32", default=-1)
-    sinks = Scalar("int32", default=0)
+    left = Scalar("int32", check=_check_side)
+    right = Scalar("int32", default=-1, check=_check_side)
+    sinks = Scalar("int32", default=0, check=_check_sinks)
 
     def __init__(self, left: int, right: int = -1, sinks: int = 0) -> None:
-        for name, side in (("left", left), ("right", right)):
-            setattr(self, name, side)  # refuses what is no number
-            if side < -1:
-                reason = f"is {side}; expected a number of keys, or -1 for no limit"
-                raise ArgumentError(name=name, reason=reason)
-        self.sinks = sinks
+        super().__init__(left=left, right=right, sinks=sinks)
 
     def logits_mask(self, at: Position) -> Value:
         # The ends of both ranges depend on the row alone: a kernel works them out once for all

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from warploom.dsl.types.dtypes import NARROW_DTYPES, DType
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.ir import Node, Source
+from warploom.errors import ArgumentError
 
 VECTOR_HOOKS = ("query_transform", "key_transform", "value_transform", "output_transform")
 SCALAR_HOOKS = ("logits_transform", "logits_mask")
 HOOKS = (*VECTOR_HOOKS, *SCALAR_HOOKS)
 # The hook that may record values in outputs: it alone runs once for each row and key.
 RECORDING_HOOK = "logits_transform"
+
+
+# Of a number: None, or why it is refused.
+Check: TypeAlias = Callable[[Any], str | None]
 
 
 @dataclass(frozen=True)
@@ -25,12 +31,24 @@ class ScalarField:
         dtype: of the number.
         default: None if it must be given.
         captured: a plain function captured it.
+        check: what refuses numbers of the type; None is nothing.
     """
 
     name: str
     dtype: DType
     default: bool | int | float | None
     captured: bool = False
+    check: Check | None = field(default=None, repr=False, hash=False)
+
+    def refuse(self, number: float) -> None:
+        """Raise ArgumentError for a number that the check has a reason against."""
+        reason = None if self.check is None else self.check(number)
+        if reason is None:
+            return
+        if not isinstance(reason, str):
+            told = f"for {number} its check returned {reason!r}"
+            reason = f"{told}; expected None, or a text that says why the number is refused"
+        raise ArgumentError(name=self.name, reason=reason)
 
 
 @dataclass(frozen=True)

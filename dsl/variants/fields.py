@@ -16,7 +16,7 @@ from warploom.calls import answered
 from warploom.dsl.types import location
 from warploom.dsl.types.dtypes import BY_NAME, DType, dtype, meant
 from warploom.dsl.types.ir import Kind
-from warploom.dsl.types.spec import HOOKS, OutputField, ScalarField, TensorField
+from warploom.dsl.types.spec import HOOKS, Check, OutputField, ScalarField, TensorField
 from warploom.dsl.values.symbols import Value
 from warploom.errors import FieldMisuse, GlobalMutated, NoFunctor, WrongCall, WrongDeclaration
 from warploom.hints import for_several
@@ -68,16 +68,31 @@ class Scalar:
         dtype: "float32", "int32", ... or a torch or NumPy dtype. Kernels compute with integers of
             32 bits, whatever is declared.
         default: value if none is given; without one, `run` asks for it.
+        check: called with each number that is given, wherever that is: set on the variant, or given
+            to `plan`, `run` or `attention`. Returns None, or why the number is refused, as a text,
+            which becomes an ArgumentError. A function of the number alone.
 
     Raises:
         FieldMisuse: unknown dtype, or a default of another kind.
+        ArgumentError: a default that the check refuses.
         WrongCall: missing or unknown arguments.
     """
 
     @explained("Scalar('float32')")
-    def __init__(self, dtype: str | DType | Any, default: float | None = None) -> None:
+    def __init__(
+        self,
+        dtype: str | DType | Any,
+        default: float | None = None,
+        *,
+        check: Check | None = None,
+    ) -> None:
         self.dtype = _dtype("Scalar", dtype)
-        self.default = None if default is None else as_scalar(self.dtype, default)
+        if check is not None and not callable(check):
+            reason = f"{check!r} is no function; give one that takes a number"
+            raise wrong_declaration("Scalar", "check", reason)
+        self.check = check
+        self.name = "default"  # until a class has it
+        self.default = None if default is None else self._accept(default, "Scalar")
         self.name = ""
         self.owner = ""
 
@@ -85,11 +100,22 @@ class Scalar:
         self.name, self.owner = name, owner.__name__
 
     def spec(self) -> ScalarField:
-        return ScalarField(self.name, self.dtype, self.default)
+        return ScalarField(self.name, self.dtype, self.default, check=self.check)
 
     def accept(self, value: object, owner: str = "") -> object:
-        """The value as it is bound; raises FieldMisuse of the owner if it does not fit."""
-        return as_scalar(self.dtype, value, self.name, owner or self.owner)
+        """The value as it is bound.
+
+        Raises:
+            FieldMisuse: of the owner, if it does not fit.
+            ArgumentError: the check refuses it.
+        """
+        return self._accept(value, owner or self.owner)
+
+    def _accept(self, value: object, owner: str) -> bool | int | float:
+        number = as_scalar(self.dtype, value, self.name, owner)
+        if self.check is not None:
+            ScalarField(self.name, self.dtype, None, check=self.check).refuse(number)
+        return number
 
     def read(self, reading: Reading) -> Value:
         return reading.scalar(self.spec())

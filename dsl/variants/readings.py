@@ -140,6 +140,7 @@ class NumpyReading:
         if found.size != 1:
             raise WrongShape.of_scalar(field.name, found.shape, field.dtype.name)
         number = as_scalar(field.dtype, found.item(), field.name, self.variant)
+        field.refuse(number)
         return self._read(number, field)
 
     def tensor(self, field: TensorField) -> ArrayTensor:

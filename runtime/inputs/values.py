@@ -34,13 +34,13 @@ _NUMBERS: dict[Kind, tuple[str, Any]] = {
 
 
 def checked_scalar(field: ScalarField, value: Any) -> Number:
-    """A number of the field's kind.
+    """A number of the field's kind that its check has nothing against.
 
     Raises:
         WrongDType: the value is no number, or not an integer where one is declared.
         WrongShape: it is a tensor of several numbers, or of none.
-        ArgumentError: an integer that the field's type or 32 bits do not hold, or a number beyond
-            float32.
+        ArgumentError: an integer that the field's type or 32 bits do not hold, a number beyond
+            float32, or one that the field's check refuses.
     """
     kind = field.dtype.kind
     wanted, types = _NUMBERS[kind]
@@ -61,11 +61,13 @@ def checked_scalar(field: ScalarField, value: Any) -> Number:
     if kind is Kind.INT and not least <= value <= greatest:
         held = "int32" if field.dtype.bytes > 4 else field.dtype.name  # as in kernels
         raise ArgumentError(name=field.name, reason=f"{value} does not fit into {held}")
-    if kind is not Kind.FLOAT:
-        return value  # type: ignore[no-any-return]
-    if not fits_float32(value):
-        raise ArgumentError(name=field.name, reason=f"{value} does not fit into float32")
-    return float(value)
+    if kind is Kind.FLOAT:
+        if not fits_float32(value):
+            raise ArgumentError(name=field.name, reason=f"{value} does not fit into float32")
+        value = float(value)
+    if field.check is not None:
+        field.refuse(value)
+    return value  # type: ignore[no-any-return]
 
 
 def fits_float32(value: float) -> bool:
