@@ -19,6 +19,9 @@ _TABLE = "A page table is planned as kv_indptr, kv_indices and last_page_len of 
 _OUT = (
     "A planned wrapper writes into your tensors: AttentionWrapper.run(q, (k, v), out=..., lse=...)."
 )
+_DECODE = (
+    "It belongs to the tile: tile=warploom.TileConfig(rows, keys, decode=warploom.TileConfig(...))."
+)
 _KEYS = "It is an option of the wrapper: AttentionWrapper(..., key_transform=...)."
 _LENS = "Lengths are kv_lens in attention(), kv_indptr (paged: and last_page_len) in plan()."
 
@@ -84,6 +87,7 @@ _ELSEWHERE = {
     "lse": _OUT,
     "max_scores": _OUT,
     "key_transform": _KEYS,
+    "decode": _DECODE,
     "layout": _LAYOUT,
     "kv_layout": _LAYOUT,
     "page_size": _PAGE,

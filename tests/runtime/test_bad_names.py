@@ -54,6 +54,7 @@ def test_names_of_the_package(name: str, text: str) -> None:
         ("paged_kv_indptr_buffer", r"cuda_graph=True and bounds=warploom.Bounds\(...\)"),
         ("qo_indptr_buf", r"bounds=warploom.Bounds\(...\)"),
         ("rope_scale", r"warploom.Rope\(...\)"),
+        ("decode", r"tile=warploom.TileConfig\(rows, keys, decode=warploom.TileConfig"),
     ],
 )
 def test_names_of_constructors(name: str, text: str) -> None:
