@@ -100,12 +100,20 @@ HIDDEN_PREFIXES = ("GCC_", "CCC_", "CLANG_", "COLLECT_", "NVRTC_", "NVCC_", "NVV
 
 VLLM_VARIANT = "VLLM_WARPLOOM_VARIANT"  # vLLM hands on to its workers what begins with its name
 
+_FLAGS = {**dict.fromkeys(("1", "true", "yes", "on"), True),
+          **dict.fromkeys(("", "0", "false", "no", "off"), False)}  # fmt: skip
+_FLAG_WORDS = "1, true, yes or on; or else 0, false, no, off or nothing"
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}  # of logging, slow to import
 
 
 def _flag(name: str, default: bool) -> bool:
     value = os.environ.get(name)
-    return default if value is None else value.strip().lower() not in ("", "0", "false", "no")
+    if value is None:
+        return default
+    word = value.strip().lower()
+    if word not in _FLAGS:
+        raise BadSetting(name=name, value=value, expected=_FLAG_WORDS)
+    return _FLAGS[word]
 
 
 def _int(name: str, default: int, least: int) -> int:
@@ -249,6 +257,15 @@ def _cpus() -> int:
 
 
 _REFUSING: dict[str, Callable[[], object]] = {
+    "WARPLOOM_FORBID_COMPILE": forbid_compile,
+    "WARPLOOM_PCH": use_pch,
+    "WARPLOOM_LINE_INFO": line_info,
+    "WARPLOOM_RACECHECK": racecheck,
+    "WARPLOOM_SANITIZE": sanitize,
+    "WARPLOOM_VERIFY_PLANS": verify_plans,
+    "WARPLOOM_MIXED_ROLES": mixed_roles,
+    "WARPLOOM_TRACE": trace,
+    "WARPLOOM_PROGRESS": show_progress,
     "WARPLOOM_CACHE_SIZE": cache_size_bytes,
     "WARPLOOM_CACHE_AGE": cache_age_seconds,
     "WARPLOOM_BUILD_JOBS": build_jobs,
