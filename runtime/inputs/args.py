@@ -301,6 +301,12 @@ def _remedy(got: torch.dtype, name: str, geometry: Geometry, expected: torch.dty
     if name == "out":
         return f"Allocate out with dtype={expected}."
     convert = f"Convert it with .to({expected})"
+    if name in ("k", "v") and expected in _NARROW and got in (*_COMPUTED, torch.float64):
+        rounded = ".round()" if expected == torch.int8 else ""
+        convert = (
+            f"Divide it by its scale, which the variant gives back (KVScale, HeadKVScale or "
+            f"TokenKVScale), and convert it: ({name} / scale){rounded}.to({expected})"
+        )
     if not geometry.is_declared:
         return f"{convert}."
     if name in ("k", "v") and got == torch.int8:  # a conversion would leave their scales out

@@ -101,7 +101,17 @@ def test_wrong_declarations(changes: Any, error: type[Exception], text: str) -> 
         (None, K.to(FNUZ), r"Convert it with \.to\(torch.float32\)\.$"),
         (None, K.to(torch.int8), "Declare kv_dtype='int8', .*: KVScale, HeadKVScale or Token"),
         (None, K.to(E4M3), r"or declare kv_dtype=torch.float8_e4m3fn\.$"),
-        (E4M3, K, r"or declare kv_dtype=torch.float32\.$"),
+        (
+            E4M3,
+            K,
+            r"\(k / scale\)\.to\(torch.float8_e4m3fn\), or declare kv_dtype=torch.float32\.$",
+        ),
+        (
+            torch.int8,
+            K,
+            r"its scale, .* \(KVScale, .*: \(k / scale\)\.round\(\)\.to\(torch.int8\), or",
+        ),
+        (torch.int8, K.double(), r"\(k / scale\)\.round\(\)\.to\(torch.int8\)\.$"),
         (None, K.half(), r"Convert it with \.to\(torch.float32\)\.$"),  # q has the declared type
         (None, K.double(), r"Convert it with \.to\(torch.float32\)\.$"),
     ],
