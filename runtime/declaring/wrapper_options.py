@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from warploom.codegen.attention.templates import CUDA
 from warploom.codegen.lowering.specialize import for_group_size
 from warploom.codegen.pretransform import PretransformSpec
 from warploom.codegen.source import TileConfig
@@ -22,6 +23,8 @@ from warploom.runtime.launching.pretransformed_keys import (
 from warploom.runtime.planning.rules import Options
 from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.model.bounds import Bounds
+
+_TEMPLATES = sorted({template.name for template in CUDA})
 
 
 def checked_options(
@@ -82,6 +85,11 @@ def _check_tile(tile: Any) -> None:
 def _check_sizes(tile: TileConfig) -> None:
     for name in ("rows", "keys", "warps", "stages", "query_stages"):
         checked_count(f"tile.{name}", getattr(tile, name))
+    if tile.template not in _TEMPLATES:
+        reason = (
+            f"there is no template {tile.template!r}; expected {' or '.join(map(repr, _TEMPLATES))}"
+        )
+        raise ArgumentError(name="tile", reason=reason)
 
 
 def _check_roles(tile: TileConfig, decode: Any) -> None:
