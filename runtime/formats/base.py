@@ -128,11 +128,11 @@ class Format(ABC, Generic[Declared]):
                     f": ({rows_name}, kv_indptr, kv_indices, last_page_len); "
                     f"a decode's {rows_name} is range(requests + 1)"
                 )
-                hint = order if name == "last_page_len" else ""
+                hint = f"{order}; {self.instead(name)}" if name == "last_page_len" else ""
                 raise ArgumentError(name=name, reason=f"the {self.name} format needs it{hint}")
 
     def instead(self, name: str) -> str:
-        """What to give in place of a plan argument that is not taken."""
+        """What to give in place of a plan argument that is not taken, or is missing."""
         if name == "kv_lens":
             return "kv_indptr tells the keys of each request"
         return "pages need kv_format=warploom.Paged(page_size)"

@@ -42,7 +42,12 @@ class Pages(Format[AnyPaged]):
         return None
 
     def instead(self, name: str) -> str:
-        return "give last_page_len"
+        return f"give last_page_len, which is {self._last_page}"
+
+    @property
+    def _last_page(self) -> str:
+        """Tokens in a request's last page, as a formula."""
+        return f"(kv_len - 1) % {self.declared.page_size} + 1; 0 is for requests without pages"
 
     def lower(self, qo: Int32s, given: Arguments) -> HostBatch:
         kv = indptr(given.kv_indptr, "kv_indptr", entries=len(qo))
@@ -60,8 +65,7 @@ class Pages(Format[AnyPaged]):
             one_per_request(last_page_len, "last_page_len", len(pages)),
         )
         wrong = (pages > 0) & ((last < 1) | (last > size))
-        formula = f"(keys - 1) % {size} + 1; 0 is for requests without pages"
-        refuse_lengths(wrong, last, "last_page_len", f"1 to {size}, which is {formula}")
+        refuse_lengths(wrong, last, "last_page_len", f"1 to {size}, which is {self._last_page}")
         full = (pages.astype(np.int64) - 1) * size
         return as_int32(np.where(pages > 0, full + last, 0), "kv_len")
 

@@ -90,7 +90,7 @@ def host_array(value: Any, name: str) -> np.ndarray:
     """Bring an array to the host as NumPy; a device array is copied, which waits for its stream.
 
     Raises:
-        ArgumentError: no array, as lists in a list of different lengths.
+        ArgumentError: no list, array or tensor, or lists in a list of different lengths.
     """
     if isinstance(value, torch.Tensor):
         refuse_no_rows(value, name)
@@ -107,6 +107,9 @@ def host_array(value: Any, name: str) -> np.ndarray:
             return np.asarray(value)
         except ValueError as error:  # rows of different lengths
             raise ArgumentError(name=name, reason=f"is no array ({error})") from None
+    if not hasattr(value, "__dlpack__"):
+        got = "None" if value is None else f"a {type(value).__name__}"
+        raise ArgumentError(name=name, reason=f"is {got}; expected a list, an array or a tensor")
     return host_array(as_torch(value, name), name)
 
 

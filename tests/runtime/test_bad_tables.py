@@ -114,9 +114,14 @@ ORDER = r"needs it: \(qo_indptr, kv_indptr, kv_indices, last_page_len\); a decod
     [
         (PAGES, {"kv_indptr": [0, 40, 60]}, "of a Paged cache counts pages, not tokens"),
         (wl.Composed(16), {"kv_indptr": [0, 40, 60]}, "of a Composed cache counts pages, not"),
-        (PAGES, {"last_page_len": [0, 4]}, r"is 0; expected 1 to 16, which is \(keys - 1\) % 16"),
-        (PAGES, {"last_page_len": [40, 4]}, r"\(keys - 1\) % 16 \+ 1; 0 is for requests without"),
+        (PAGES, {"last_page_len": [0, 4]}, r"is 0; expected 1 to 16, which is \(kv_len - 1\) % 16"),
+        (PAGES, {"last_page_len": [40, 4]}, r"\(kv_len - 1\) % 16 \+ 1; 0 is for requests without"),
         (PAGES, {"last_page_len": None}, f"{ORDER}qo_indptr is range"),
+        (
+            PAGES,
+            {"last_page_len": None, "kv_lens": [40, 20]},
+            r"give last_page_len, which is \(kv_len - 1\) % 16 \+ 1; 0 is for requests without",
+        ),
     ],
 )
 def test_tables_that_count_otherwise(kv_format: Any, given: Any, text: str, backend: Any) -> None:
@@ -150,6 +155,17 @@ def test_no_indices_need_no_type(empty: Any, backend: Any) -> None:
     assert not out.any()
     with pytest.raises(errors.WrongDType, match="kv_indices has dtype float"):
         attention.plan([0, 2], [0, 1], [0.0], [3])
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+@pytest.mark.parametrize(("given", "shown"), [(None, "None"), ("abc", "a str"), ({}, "a dict")])
+def test_index_arrays_may_be_lists(given: Any, shown: str, backend: Any) -> None:
+    attention = wl.AttentionWrapper(
+        num_q_heads=2, head_dim=16, dtype="float32", kv_format=PAGES, device="cpu", backend=backend
+    )
+    text = f"qo_indptr: is {shown}; expected a list, an array or a tensor"
+    with pytest.raises(errors.ArgumentError, match=text):
+        attention.plan(**{**TABLE, "qo_indptr": given})
 
 
 def test_none_is_no_tensor() -> None:
