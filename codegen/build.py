@@ -368,7 +368,8 @@ def _wait(names: Sequence[str], futures: Sequence[Future[Artifact]], wanted: boo
     if not pending:
         return
     if wanted is None and not sys.stderr.isatty():  # a sign of life in a log
-        sys.stderr.write(f"warploom: compiling {len(pending)} kernels\n")
+        count = f"{len(pending)} kernel{'s' if len(pending) > 1 else ''}"
+        sys.stderr.write(f"warploom: compiling {count}\n")
         wait(futures)
         return
     from rich.console import Console

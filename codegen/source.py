@@ -18,13 +18,15 @@ class TileConfig:
     Attributes:
         rows: fused query rows per tile (query row x query head of the group).
         keys: keys per tile.
-        warps: CUDA warps that compute; 1 on the CPU.
+        warps: CUDA warps that compute. Kernels of the CPU have neither warps nor stages: they read
+            rows and keys alone.
         stages: tiles of keys in flight.
         template: which CUDA template: "portable", or "hopper", whose blocks have more warps, which
             copy and transform.
         query_stages: tiles of queries in flight; Hopper only.
-        decode: tile of requests whose fused rows it holds all, in the same launch; of fewer rows.
-            None: all requests have the one tile. On the CPU, and in tiles of 64 rows and more.
+        decode: tile of requests whose fused rows it holds all, in the same launch: of fewer rows
+            than this one, and of one for each query head of a group at least. The CPU, and CUDA
+            tiles of 64 rows and more, can have one. None: all requests have the one tile.
     """
 
     rows: int

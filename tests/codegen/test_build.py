@@ -322,6 +322,10 @@ def test_the_progress_bar_obeys_argument_setting_and_terminal(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert ("3/3" in captured.err) == shown
+    if setting is argument is None:  # where nobody decides, and no terminal is
+        assert captured.err == "warploom: compiling 3 kernels\n"
+        build_all([(cpp_source("one"), host)])
+        assert capsys.readouterr().err == "warploom: compiling 1 kernel\n"
 
 
 def test_hits_show_no_progress_bar(
