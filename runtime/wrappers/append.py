@@ -262,7 +262,8 @@ def append(
     Args:
         k, v: [rows, num_kv_heads, head_dim], of one type: float16, bfloat16 or float32. Results
             are converted to the cache's type, which may be any of these, or one of 8 bits.
-        kv, indptr, kv_indptr, kv_indices, last_page_len: see `Appender`.
+        kv, indptr, kv_indptr, kv_indices, last_page_len: see `Appender`. As there, rows of k and v
+            past indptr[-1] are left out, and are no error.
         variant: its key and value transform are applied on the way.
         layout: of the cache.
         **inputs: values of the fields that they read.
