@@ -23,6 +23,7 @@ __all__ = ["CheckFailed", "cases", "check", "setups"]
 _Name = TypeVar("_Name", str, str | None)
 _KEYS = (0, 1, 2, 3, 15, 16, 17, 31, 33, 64, 65, 127, 129, 200, 300)
 _ROWS = (0, 1, 1, 2, 3, 5, 16, 17, 33, 65)
+_GROUPS = (1, 2, 3, 4, 8)  # query heads of a key/value head
 _KV_DTYPES = (None, "float8_e4m3fn", None, "float8_e5m2", None, "int8")
 
 
@@ -168,6 +169,8 @@ def cases(setup: Setup) -> SearchStrategy[Case]:
     _need_hypothesis()
     from hypothesis import strategies as st
 
+    decode = None if setup.tile is None else setup.tile.decode
+    most = max(_GROUPS) if decode is None else decode.rows  # more are refused
     kv_len = st.one_of(st.sampled_from(_KEYS), st.integers(0, 80))
     q_len = st.one_of(st.sampled_from(_ROWS), st.integers(0, 40))
     if format_of(setup.kv_format).batched:
@@ -186,7 +189,7 @@ def cases(setup: Setup) -> SearchStrategy[Case]:
         ),
         lengths,
         st.integers(1, 3),
-        st.sampled_from((1, 2, 3, 4, 8)),
+        st.sampled_from([group for group in _GROUPS if group <= most]),
         st.sampled_from((1.0, 0.1, 4.0)),
         st.integers(0, 1000),
         st.sampled_from((None, 1, 2, 3)),

@@ -31,6 +31,7 @@ def checked_options(
     spec: AttentionSpec,
     backend: str,
     planned_format: Format[Any],
+    group_size: int,
     *,
     bounds: Bounds | None,
     cuda_graph: bool,
@@ -46,6 +47,7 @@ def checked_options(
         spec: the declaration.
         backend: that it will run on.
         planned_format: whose blocks plans must list.
+        group_size: query heads for each key/value head.
         bounds, cuda_graph, batch_invariant, sm_limit, tile, key_transform, workspace: as given.
 
     Raises:
@@ -58,7 +60,7 @@ def checked_options(
     if sm_limit is not None:
         checked_count("sm_limit", sm_limit)
     if tile is not None:
-        _check_tile(tile)
+        _check_tile(tile, group_size)
     if cuda_graph and bounds is None:
         raise ArgumentError(name="bounds", reason="cuda_graph=True needs them")
     obstacle = obstacle_to_pretransform(spec, backend, cuda_graph, batch_invariant)
@@ -72,7 +74,7 @@ def checked_options(
     return options, transform
 
 
-def _check_tile(tile: Any) -> None:
+def _check_tile(tile: Any, group_size: int) -> None:
     """Refuse what is no tile on any back end; raises ArgumentError."""
     if not isinstance(tile, TileConfig):
         raise ArgumentError(name="tile", reason=f"is {tile!r}; expected a TileConfig or None")
@@ -80,6 +82,13 @@ def _check_tile(tile: Any) -> None:
     if tile.decode is not None:
         _check_roles(tile, tile.decode)
         _check_sizes(tile.decode)
+        if tile.decode.rows < group_size:
+            reason = (
+                f"has {tile.decode.rows} rows for decodes; expected {group_size} or more: a query "
+                f"row is one for each of the {group_size} query heads of a key/value head, so that "
+                "no request would be a decode"
+            )
+            raise ArgumentError(name="tile", reason=reason)
 
 
 def _check_sizes(tile: TileConfig) -> None:

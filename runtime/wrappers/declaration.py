@@ -152,12 +152,12 @@ class AttentionDeclaration(Declaration):
         )  # fmt: skip
         checked_lse_scale(self.lse_base)
         checked_scale(self.sm_scale, self.head_dim)
+        heads = Heads(self.num_q_heads, num_kv)
         options, transform = checked_options(
-            spec, kind, self._wrapper.planned_format(kv_format),
+            spec, kind, self._wrapper.planned_format(kv_format), heads.group_size,
             bounds=self.bounds, cuda_graph=self.cuda_graph, batch_invariant=self.batch_invariant,
             sm_limit=self.sm_limit, tile=self.tile, key_transform=self.key_transform,
         )  # fmt: skip
-        heads = Heads(self.num_q_heads, num_kv)
         return spec, heads, options, kernel_parts(spec, heads, transform)
 
 

@@ -149,7 +149,7 @@ class AttentionWrapper(Prefetching):
         self._lse_scale = checked_lse_scale(lse_base)
         self.sm_scale = checked_scale(sm_scale, head_dim)
         options, self.key_transform = checked_options(
-            self.spec, self.backend, self.planned_format(self.kv_format),
+            self.spec, self.backend, self.planned_format(self.kv_format), self.heads.group_size,
             bounds=bounds, cuda_graph=cuda_graph, batch_invariant=batch_invariant,
             sm_limit=sm_limit, tile=tile, key_transform=key_transform, workspace=workspace,
         )  # fmt: skip

@@ -105,16 +105,22 @@ def chosen_tile(spec, variant, arch=None):
         return None
     template, number = spec["tile"]
     if template == "roles" and spec["device"] == "cpu":
-        return ROLES[number % len(ROLES)]
+        return of_group(ROLES[number % len(ROLES)], spec)
     of = declared_spec(spec, variant)
     if template == "roles":
         tiles = roles_on_gpu(of, arch or cuda_facts(torch.cuda.current_device()).arch)
-        return tiles[number % len(tiles)] if tiles else None
+        return of_group(tiles[number % len(tiles)], spec) if tiles else None
     tiles = [] if SINGLE_ROW.obstacle(of) else [SINGLE_ROW.tile(of)]
     arch = arch or cuda_facts(torch.cuda.current_device()).arch
     tiles += every_tile(of, arch) + STREAMED.fitting(of, arch, OF_EIGHT_ROWS)
     tiles = [tile for tile in tiles if template in ("any", tile.template)]
     return tiles[number % len(tiles)] if tiles else None
+
+
+def of_group(tile, spec):
+    """The tile, without that for decodes where it holds no row of a group, which is refused."""
+    hq, hk = spec["heads"]
+    return replace(tile, decode=None) if tile.decode.rows < hq // hk else tile
 
 
 OF_EIGHT_ROWS = [wl.TileConfig(8, 64, 2, 2), wl.TileConfig(8, 128, 4, 2)]  # nothing chooses them

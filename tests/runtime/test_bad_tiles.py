@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from warploom.codegen.compilers.arch import ARCHS
+from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.formats import Composed
 from warploom.errors import ArgumentError, UnsupportedSpec, WarploomError
@@ -40,3 +42,19 @@ def test_a_tile_that_the_cpu_cannot_have_is_refused(
     )
     with pytest.raises(error, match=text):
         declared.on("cpu")
+
+
+@pytest.mark.parametrize("compile_for", ["cpu", "sm_90a"])
+def test_a_tile_for_decodes_holds_a_row_of_each_query_head_of_a_group(compile_for: str) -> None:
+    def declared(rows: int) -> AttentionDeclaration:
+        tile = TileConfig(64, 64, 4, 2, decode=TileConfig(rows, 64, 2, 2))
+        return AttentionDeclaration(
+            num_q_heads=16, num_kv_heads=2, head_dim=64, dtype="bfloat16", tile=tile
+        )
+
+    host = host_target()
+    target = host if compile_for == "cpu" else ARCHS[compile_for]
+    text = r"tile: has 4 rows for decodes; expected 8 or more: .* of the 8 query heads"
+    with pytest.raises(ArgumentError, match=text):
+        list(declared(4).jobs(target, [host]))
+    assert list(declared(8).jobs(target, [host]))

@@ -22,7 +22,7 @@ from warploom.testing import run_property, warm_up
 
 SMALL, WIDE = wl.TileConfig(12, 64, 1, 1), wl.TileConfig(48, 128, 1, 1)
 ROLES = wl.TileConfig(48, 128, 1, 1, decode=wl.TileConfig(12, 64, 1, 1))
-FLAT = wl.TileConfig(12, 64, 1, 1, decode=wl.TileConfig(1, 64, 1, 1))
+FLAT = wl.TileConfig(12, 64, 1, 1, decode=wl.TileConfig(2, 64, 1, 1))
 
 
 class KeysOfARequest(wl.Variant):

@@ -72,8 +72,11 @@ def near_tiles(tile: TileConfig, group: int, of_keys: bool) -> st.SearchStrategy
 
 @st.composite
 def cases(draw: Any, setup: Setup) -> Case:
-    tile, group = setup.tile, draw(st.sampled_from([1, 2, 3, 4, 13]))
+    tile = setup.tile
     assert tile is not None
+    assert tile.decode is not None
+    groups = [size for size in (1, 2, 3, 4, 11, 12) if size <= tile.decode.rows]
+    group = draw(st.sampled_from(groups))
     q_lens = draw(st.lists(near_tiles(tile, group, False), min_size=1, max_size=5))
     kv_lens = [draw(near_tiles(tile, group, True)) for _ in q_lens]
     return Case(
