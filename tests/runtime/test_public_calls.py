@@ -67,7 +67,7 @@ def test_explained_names_are_what_they_were() -> None:
 
 
 class Broken(int):
-    def __lt__(self, other: object) -> bool:
+    def __ne__(self, other: object) -> bool:
         raise TypeError("from inside")
 
 
