@@ -21,14 +21,17 @@ _Rows = np.ndarray[Any, Any]
 def unread_values(
     variant: Variant, names: Sequence[str], geometry: Geometry, batch: Batch
 ) -> dict[str, Any]:
-    """Zeros for fields that no result depends on, which functors may ask for all the same."""
+    """Numbers for fields that no result depends on, which functors may ask for all the same: zeros,
+    or ones where a field's own check refuses 0."""
     if not names:
         return {}
     sizes = {**axis_sizes(geometry, batch), "lane": geometry.head_dim_qk}
     fields, found = variant.fields(), dict[str, Any]()
     for name in names:
         axes = getattr(fields[name], "axes", ())
-        found[name] = np.zeros([sizes.get(axis, 1) for axis in axes])
+        check = getattr(fields[name], "check", None)
+        number = 0.0 if check is None or check(0.0) is None else 1.0
+        found[name] = np.full([sizes.get(axis, 1) for axis in axes], number)
     return found
 
 

@@ -119,3 +119,17 @@ def test_variants_of_one_structure_keep_checks_of_their_own() -> None:
     assert wl.attention(DENSE, DENSE, DENSE, variant=many, gain=5.0).shape == out.shape
     with pytest.raises(ArgumentError, match="gain: is 5"):
         wl.attention(DENSE, DENSE, DENSE, variant=few, gain=5.0)
+
+
+class Ignoring(wl.Variant):
+    """Logits that no functor before it matters to."""
+
+    def logits_transform(self, logits: wl.Value, at: wl.Position) -> wl.Value:
+        return wl.to_float(at.kv_pos)
+
+
+@pytest.mark.parametrize("k", [0.5, None], ids=["bound", "not"])
+def test_a_scalar_that_nothing_reads_is_not_refused_by_the_reference(k: float | None) -> None:
+    q = torch.zeros(1, 3, 1, 8)
+    out = wl.attention(q, q, q, variant=wl.KVScale(k, 0.25) & Ignoring(), backend="reference")
+    assert not out.any()
