@@ -6,8 +6,8 @@
 namespace warploom::hopper {
 
 // The same visits as KeyWalk's, for a whole warp. Where classes of tiles are worked out from
-// tensors, each lane asks for another one of 32 tiles: some 400 instructions for every tile take
-// longer than its products.
+// tensors, each lane asks for another one of 32 tiles, so that the loads of all are waited for
+// once.
 template <class K>
 class WarpWalk {
   using C = typename K::Config;

@@ -65,9 +65,14 @@ class KeyWalk {
   }
 
   WL_FN Visit next() {
+    bool was_hidden = false;  // the tile before: mostly it is the only one
     for (; next_ < item_.facts().places.end; next_ += C::kKeys) {
       const TileClass tile_class = classify(next_);
-      if (tile_class == TileClass::kSkip) continue;
+      if (tile_class == TileClass::kSkip) {
+        if (was_hidden) next_ += hidden_behind();
+        was_hidden = true;
+        continue;
+      }
       const Visit visit(next_, tile_class);
       next_ += C::kKeys;
       return visit;
@@ -101,6 +106,23 @@ class KeyWalk {
   }
 
  private:
+  // How many places behind a hidden tile's own are hidden, too, in steps of the CTA's tile. A
+  // range's class holds for its parts, so each step asks for twice as many: a window leaves out
+  // most keys of a long context behind its sinks.
+  WL_FN int hidden_behind() const {
+    int size = C::kKeys;
+    if constexpr (Variant::kHasLogitsMask && !C::kComposed && !C::kColumnPositions) {
+      const ItemFacts<K>& facts = item_.facts();
+      for (const int left = facts.places.end - next_; size < left; size *= 2) {
+        const Range kv_pos{facts.kv_pos + next_, facts.kv_pos + next_ + min(2 * size, left)};
+        const TileClass found =
+            Variant::classify(item_.p, facts.tile, facts.q_pos, kv_pos, facts.q_head);
+        if (found != TileClass::kSkip) break;
+      }
+    }
+    return size - C::kKeys;
+  }
+
   // What the mask says of rows of several requests; every warp asks for all of them.
   WL_FN TileClass classify_rows(Range kv_pos) const {
     bool may_see = false, may_hide = false;
