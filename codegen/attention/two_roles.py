@@ -14,7 +14,7 @@ from warploom.dsl.types.spec import AttentionSpec
 from warploom.errors import UnsupportedSpec
 
 _LANES = 128  # of heads, at most: wider ones leave decodes too few registers
-_DRAWN_BYTES = 16  # numbers that a CTA drew (Drawn in lists.cuh)
+_DRAWN_BYTES = 32  # what a CTA keeps of its lists (Drawn in lists.cuh)
 
 
 class TwoRoles(CudaTemplate):

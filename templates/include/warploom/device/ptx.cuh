@@ -91,7 +91,7 @@ WL_FN unsigned sm_number() {
 }
 
 // Waits for that many threads of the CTA, always the same ones, at a hardware barrier of that
-// number; 0 is __syncthreads. All of them wait at the same place in the code.
+// number; 0 is __syncthreads. The lanes of a warp wait at the same place in the code.
 WL_FN void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

@@ -14,14 +14,14 @@ struct Producers {
   template <class K>
   WL_FN static unsigned next_list(const typename K::Params& p, Shared<K> shared, int draw) {
     constexpr unsigned kConsumers = Sizes<K>::kThreads;
-    volatile unsigned& drawn = shared.drawn().lists[draw % 2];
+    const int place = draw % 2;
     // The place is free: consumers have read what was drawn before the last one. They did so when
     // they came to that list, so nobody waits.
-    if (draw >= 2) named_sync(kListReadBarrier + draw % 2, kConsumers + kProducerThreads);
-    if (threadIdx.x == kConsumers) drawn = claim_prefills(header_of<K>(p));
+    if (draw >= 2) named_sync(kListReadBarrier + place, kConsumers + kProducerThreads);
+    if (threadIdx.x == kConsumers) shared.drawn().template claim_prefills<K>(p, place);
     named_sync(kListBarrier, kProducerThreads);
-    named_arrive(kListDrawnBarrier + draw % 2, kConsumers + kProducerThreads);
-    return drawn;
+    named_arrive(kListDrawnBarrier + place, kConsumers + kProducerThreads);
+    return shared.drawn().list(place);
   }
 };
 
@@ -30,10 +30,11 @@ struct Consumers {
   template <class K>
   WL_FN static unsigned next_list(const typename K::Params&, Shared<K> shared, int draw) {
     constexpr unsigned kConsumers = Sizes<K>::kThreads;
-    named_sync(kListDrawnBarrier + draw % 2, kConsumers + kProducerThreads);
-    const unsigned number = shared.drawn().lists[draw % 2];
-    named_arrive(kListReadBarrier + draw % 2, kConsumers + kProducerThreads);
-    return number;
+    const int place = draw % 2;
+    named_sync(kListDrawnBarrier + place, kConsumers + kProducerThreads);
+    const unsigned list = shared.drawn().list(place);
+    named_arrive(kListReadBarrier + place, kConsumers + kProducerThreads);
+    return list;
   }
 };
 
@@ -45,17 +46,14 @@ WL_FN void for_each_list(const typename K::Params& p, Shared<K> shared, const Wo
     work(list_of<K>(p, blockIdx.x));
   } else {
     static_assert(!kHasTransformer<K>, "nobody tells a group that transforms");
-    // Only the count of draws is kept in registers while a list is worked through, and nothing is
-    // read before it is needed.
-    volatile auto& header = header_of<K>(p);
-    unsigned list = shared.drawn().cta;
+    // Only the count of draws is kept in registers while a list is worked through.
+    unsigned list = shared.drawn().cta();
 #pragma unroll 1
     for (int draw = 0;; ++draw) {
       work(list_of<K>(p, list));
-      if (header.num_shared == 0 || shared.drawn().cta >= header.num_active) return;
-      const unsigned number = Side::next_list(p, shared, draw);
-      if (number >= header.num_shared) return;
-      list = kSharedPrefills * gridDim.x + number;
+      if (!shared.drawn().claims_prefills()) return;
+      list = Side::next_list(p, shared, draw);
+      if (list == kNoList) return;
     }
   }
 }

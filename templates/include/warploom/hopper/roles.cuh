@@ -36,12 +36,13 @@ template <class K>
 WL_FN void draw_cta(const typename K::Params& p, Shared<K> shared) {
   if (threadIdx.x == 0) {
     auto& header = header_of<K>(p);
-    auto* drawn = reinterpret_cast<unsigned*>(const_cast<int*>(&header.drawn));
+    shared.drawn().read(header);
+    auto* drawn = reinterpret_cast<unsigned*>(&header.drawn);
     const unsigned share = (unsigned(header.num_decodes) << 16) / gridDim.x;
     const bool decodes = should_decode(sm_number(), share);
     const unsigned before = atomicAdd(drawn, decodes ? 1u : 0x10000u);
     const unsigned from_first = before & 0xffffu, from_last = before >> 16;
-    shared.drawn().cta = decodes ? from_first : gridDim.x - 1 - from_last;
+    shared.drawn().be(decodes ? from_first : gridDim.x - 1 - from_last);
     if (from_first + from_last == gridDim.x - 1) *drawn = 0;
   }
   __syncthreads();
@@ -61,7 +62,7 @@ WL_FN void run_role_kernel(const typename Prefill::Params& p) {
   const Shared<Prefill> shared{shared_memory};
   draw_cta(p, shared);
   if (threadIdx.x < Decode::kTileThreads) {
-    stream_lists<Decode>(p, shared_memory, shared.drawn(), [=] { return shared.drawn().cta; });
+    stream_lists<Decode>(p, shared_memory, shared.drawn());
   }
   fence_async_proxy();  // tensor copies write where decode tiles were
   __syncthreads();

@@ -11,15 +11,17 @@ struct List {
   int begin, end;  // items
 };
 
+constexpr unsigned kNoList = 0xffffffffu;
+
 template <class K>
 WL_FN List list_of(const typename K::Params& p, unsigned number) {
   return {number, __ldg(p.cta_indptr + number), __ldg(p.cta_indptr + number + 1)};
 }
 
-// What a plan says of its lists, and the counters that launches leave at zero. Read anew each time.
+// What a plan says of its lists, and the counters that launches leave at zero.
 template <class K>
-WL_FN volatile typename K::PlanHeader& header_of(const typename K::Params& p) {
-  return *reinterpret_cast<volatile typename K::PlanHeader*>(const_cast<int*>(p.header));
+WL_FN typename K::PlanHeader& header_of(const typename K::Params& p) {
+  return *reinterpret_cast<typename K::PlanHeader*>(const_cast<int*>(p.header));
 }
 
 // Whether CTAs claim lists: in launches of two roles.
@@ -32,27 +34,56 @@ struct ClaimsLists<K, decltype(void(&K::PlanHeader::num_shared))> {
   static constexpr bool kDoes = true;
 };
 
-// Numbers that a CTA drew in a launch of two roles: its own, and those of shared lists by turns.
-struct Drawn {
-  unsigned cta, lists[2];
+// Shared lists of a role, and the first CTAs, which may claim them.
+struct Claims {
+  unsigned lists, ctas;
 };
-static_assert(sizeof(Drawn) <= 16, "codegen/attention/two_roles.py has room for them");
 
-// Draws the number of a list, at least `lists` if there is none left. Each of so many CTAs draws
-// one such number: who draws the last of them leaves the counter at zero for the next launch.
-WL_FN unsigned claim(volatile int& counter, int lists, int ctas) {
-  auto* claimed = reinterpret_cast<unsigned*>(const_cast<int*>(&counter));
-  const unsigned drawn = atomicAdd(claimed, 1u);
-  if (drawn == unsigned(lists + ctas) - 1) *claimed = 0;
-  return drawn;
-}
-template <class Header>
-WL_FN unsigned claim_prefills(volatile Header& header) {
-  return claim(header.claimed, header.num_shared, header.num_active);
-}
-template <class Header>
-WL_FN unsigned claim_decodes(volatile Header& header) {
-  return claim(header.claimed_decodes, header.num_shared_decodes, header.num_decodes);
-}
+// What a CTA of a launch of two roles keeps in shared memory: its number in the plan, what it may
+// claim, and the lists that it drew, by turns. So the plan's header is read once, and nobody waits
+// for it between two lists. Asked anew each time, since registers are for tiles.
+class Drawn {
+ public:
+  // What the plan says, and which CTA of it this one is; by one thread, before all others ask.
+  template <class Header>
+  WL_FN void read(const Header& header) volatile {
+    prefills_.lists = header.num_shared, prefills_.ctas = header.num_active;
+    decodes_.lists = header.num_shared_decodes, decodes_.ctas = header.num_decodes;
+  }
+  WL_FN void be(unsigned cta) volatile { cta_ = cta; }
+
+  WL_FN unsigned cta() const volatile { return cta_; }
+  WL_FN bool claims_prefills() const volatile { return may_claim(prefills_); }
+  WL_FN bool claims_decodes() const volatile { return may_claim(decodes_); }
+  // Draws a list into one of two places; by one thread.
+  template <class K>
+  WL_FN void claim_prefills(const typename K::Params& p, int place) volatile {
+    lists_[place] = claim(header_of<K>(p).claimed, prefills_, kSharedPrefills);
+  }
+  template <class K>
+  WL_FN void claim_decodes(const typename K::Params& p, int place) volatile {
+    lists_[place] = claim(header_of<K>(p).claimed_decodes, decodes_, kSharedDecodes);
+  }
+  // The number of what was drawn there, or kNoList.
+  WL_FN unsigned list(int place) const volatile { return lists_[place]; }
+
+ private:
+  WL_FN bool may_claim(const volatile Claims& claims) const volatile {
+    return claims.lists > 0 && cta_ < claims.ctas;
+  }
+  // One of a role's shared lists, if any is left. Each CTA that may claim finds none once: who is
+  // the last to do so leaves the counter at zero for the next launch.
+  WL_FN static unsigned claim(int& counter, const volatile Claims& claims, int kind) {
+    auto* claimed = reinterpret_cast<unsigned*>(&counter);
+    const unsigned lists = claims.lists, drawn = atomicAdd(claimed, 1u);
+    if (drawn == lists + claims.ctas - 1) *claimed = 0;
+    return drawn < lists ? kind * gridDim.x + drawn : kNoList;
+  }
+
+  unsigned cta_;
+  Claims prefills_, decodes_;
+  unsigned lists_[2];
+};
+static_assert(sizeof(Drawn) <= 32, "codegen/attention/two_roles.py has room for them");
 
 }  // namespace warploom

@@ -17,23 +17,21 @@ struct DecodeArena : Arena<K> {
   WL_FN static void sync_all() { named_meet(kRoleBarrier, K::kTileThreads); }
 };
 
-// The decodes of CTA number cta(), by the threads of the tile: its own list, and, if it is one of
-// those that decode, shared ones until none is left. What is drawn has two places, by turns: so a
-// barrier after each draw is enough, behind which all have left the list before, too.
-template <class Decode, class Cta>
+// The decodes of a CTA, by the threads of the tile: its own list, and, if it is one of those that
+// decode, shared ones until none is left. What is drawn has two places, by turns: so a barrier
+// after each draw is enough, behind which all have left the list before, too.
+template <class Decode>
 WL_FN void stream_lists(const typename Decode::Params& p, char* shared_memory,
-                        volatile Drawn& drawn, const Cta& cta) {
-  volatile auto& header = header_of<Decode>(p);
-  unsigned list = kDecodeLists * gridDim.x + cta();
+                        volatile Drawn& drawn) {
+  unsigned list = kDecodeLists * gridDim.x + drawn.cta();
 #pragma unroll 1
-  for (int turn = 0;; turn ^= 1) {
+  for (int place = 0;; place ^= 1) {
     stream_list<Decode>(p, shared_memory, list);
-    if (header.num_shared_decodes == 0 || cta() >= header.num_decodes) return;
-    if (threadIdx.x == 0) drawn.lists[turn] = claim_decodes(header);
+    if (!drawn.claims_decodes()) return;
+    if (threadIdx.x == 0) drawn.template claim_decodes<Decode>(p, place);
     DecodeArena<Decode>::sync_all();
-    const unsigned number = drawn.lists[turn];
-    if (number >= header.num_shared_decodes) return;
-    list = kSharedDecodes * gridDim.x + number;
+    list = drawn.list(place);
+    if (list == kNoList) return;
   }
 }
 
@@ -41,17 +39,16 @@ WL_FN void stream_lists(const typename Decode::Params& p, char* shared_memory,
 template <class Prefill>
 WL_FN void run_tall_lists(const typename Prefill::Params& p, char* shared_memory,
                           volatile Drawn& drawn) {
-  run_tall_list<Prefill>(p, shared_memory, blockIdx.x);
-  volatile auto& header = header_of<Prefill>(p);
-  if (header.num_shared == 0 || blockIdx.x >= header.num_active) return;
+  run_tall_list<Prefill>(p, shared_memory, drawn.cta());
+  if (!drawn.claims_prefills()) return;
 #pragma unroll 1
   while (true) {
-    if (threadIdx.x == 0) drawn.lists[0] = claim_prefills(header);
+    if (threadIdx.x == 0) drawn.template claim_prefills<Prefill>(p, 0);
     __syncthreads();
-    const unsigned number = drawn.lists[0];
-    if (number >= header.num_shared) return;
+    const unsigned list = drawn.list(0);
+    if (list == kNoList) return;
     __syncthreads();  // all have read it
-    run_tall_list<Prefill>(p, shared_memory, kSharedPrefills * gridDim.x + number);
+    run_tall_list<Prefill>(p, shared_memory, list);
   }
 }
 
@@ -62,11 +59,14 @@ WL_FN void run_portable_roles(const typename Prefill::Params& p) {
                     Decode::kTileThreads <= Sizes<Prefill>::kThreads,
                 "a decode tile is streamed by the first threads of the CTA");
   await_earlier_kernels();
-  // Behind what either role has there. Read anew each time: registers are for tiles.
+  // Behind what either role has there.
   volatile auto& drawn = *reinterpret_cast<volatile Drawn*>(shared_memory + Prefill::kDrawnAt);
-  if (threadIdx.x < Decode::kTileThreads) {
-    stream_lists<Decode>(p, shared_memory, drawn, [] { return blockIdx.x; });
+  if (threadIdx.x == 0) {
+    drawn.read(header_of<Prefill>(p));
+    drawn.be(blockIdx.x);
   }
+  __syncthreads();
+  if (threadIdx.x < Decode::kTileThreads) stream_lists<Decode>(p, shared_memory, drawn);
   __syncthreads();
   run_tall_lists<Prefill>(p, shared_memory, drawn);
   if constexpr (Prefill::Config::kComposed) {
