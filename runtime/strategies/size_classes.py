@@ -50,6 +50,7 @@ _KEPT = 16  # choices that have size classes
 _SIZES = 4  # classes of a choice: making one takes longer than a plan
 _MOST_LOAD = 2**47  # what `queued` of levelling.hpp leaves for loads, beside a CTA's number
 _MOST_PRICE = 2**62  # what other planners count with
+_MOST_SECTIONS = 2**31  # what `sort_by_section` leaves for their numbers, beside an item's
 _LIST_NUMBERS = SHARING_TILES, TOLERANCE, WORTH_CUTTING, WORTH_SAVING, TRIED
 _Unpacked: TypeAlias = tuple[npt.NDArray[np.int32], Arrays]
 
@@ -121,6 +122,9 @@ class Site:
         if lists is not None:
             longest = cost.of_longest(max_kv_len, tile.keys)
             is_counted = room.num_ctas <= MOST_CTAS and tiles * heads.num_kv * longest < _MOST_LOAD
+            if lists.cached_keys is not None:
+                sections = requests * max_kv_len * heads.num_kv // lists.cached_keys
+                is_counted = is_counted and sections < _MOST_SECTIONS
             scratch = list_scratch_bytes(tiles, requests, grid.slices, heads.num_kv, room.num_ctas)
             numbers += (active_ctas, lists.cached_keys or 0, *_LIST_NUMBERS)
             return cls(room, active_ctas, numbers, tiles, grid.slices, scratch, is_counted)

@@ -139,9 +139,9 @@ def sections(problem: Problem, segment: Ints, head: Ints) -> Ints:
         return np.zeros(len(segment), np.int64)
     count = problem.segments["kv_count"].astype(np.int64)
     total = max(1, int(count.sum()) * problem.num_kv_heads)
-    number = -(-total // problem.section_keys)
+    length = -(-total // -(-total // problem.section_keys))
     before = (np.cumsum(count) - count) * problem.num_kv_heads
-    return (before[segment] + head * count[segment]) * number // total
+    return (before[segment] + head * count[segment]) // length
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,9 @@ LISTS = Lists(384, 700)
         (ROLES, None, None),
         (ROLES, None, 1),
         (TileConfig(16, 32), LISTS, None),
+        (TileConfig(16, 32), Lists(384, 5), None),
     ],
-    ids=["one role", "two roles", "in rounds", "longest first"],
+    ids=["one role", "two roles", "in rounds", "longest first", "in a billion sections"],
 )
 def test_costs_may_be_beyond_32_bits(
     tile: TileConfig, lists: Lists | None, cached: int | None

@@ -109,11 +109,12 @@ class LongestFirstPlanner : public PlannerBase<K, Team, LongestFirstPlanner<K, T
     const wide total = max(wide(1), keys * p_.num_kv_heads);
     const wide number = (total + p_.section_keys - 1) / p_.section_keys;
     if (number == 1) return;
+    const wide length = (total + number - 1) / number;
     for (int i = 0; i < items_; ++i) {
       const Item item = s_.items[i];
       const int r = plan_.segment(item.tile);
       const wide place = s_.before[r] * p_.num_kv_heads + item.head * batch.kv_len(r);
-      s_.sort[i] = quotient(place * number, total) << 32 | i;
+      s_.sort[i] = quotient(place, length) << 32 | i;
     }
     const wide* sorted = team_.sort(s_.sort, items_);
     reorder(const_cast<wide*>(sorted));
