@@ -23,6 +23,7 @@ from warploom.variant_errors import NoFunctor as NoFunctor
 from warploom.variant_errors import NoNumber as NoNumber
 from warploom.variant_errors import NoUnion as NoUnion
 from warploom.variant_errors import PositionOfSelf as PositionOfSelf
+from warploom.variant_errors import ScaleBehind as ScaleBehind
 from warploom.variant_errors import UndeclaredField as UndeclaredField
 from warploom.variant_errors import UnknownHook as UnknownHook
 from warploom.variant_errors import UnscaledTransform as UnscaledTransform

@@ -105,6 +105,13 @@ class UnscaledTransform(VariantError):
     )
 
 
+class ScaleBehind(UnscaledTransform):
+    message = (
+        "{scale} stands behind {before}, whose {hook} gets what is not scaled yet and is no "
+        "multiple of it. Put {scale} before {before}: {scale}(...) & {before}(...)."
+    )
+
+
 class ChainClash(VariantError):
     message = "cannot chain {left} with {right}: {reason}."
 

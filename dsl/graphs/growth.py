@@ -1,13 +1,15 @@
-"""How a transform of vectors grows with the vector that it is given.
+"""How a transform grows with the vector, or the logit, that it is given.
 
 A scale that is multiplied in behind a transform stands for one before it if the transform is as
-many times as large for a vector so many times as large: rotations are, and norms are not.
+many times as large for a vector so many times as large: rotations and products are, and norms,
+soft-caps and biases are not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from math import inf
 from typing import TypeAlias
 
 from warploom.dsl.types.ir import COMPARISONS, REDUCTIONS, Node, walk
@@ -16,13 +18,15 @@ Power: TypeAlias = Fraction | None  # None: no power is known
 
 _SAME = REDUCTIONS | {"neg", "abs"}  # grow as their operand does
 _ALIKE = {"add", "sub", "min", "max"}  # and these as both of theirs do
+_STILL = (0, inf, -inf)  # numbers that are the same so many times as large
 
 
 def power(root: Node) -> Power:
-    """The n with f(c v) = c^n f(v) for all c > 0, of an expression f of `element`s of a vector v.
+    """The n with f(c v) = c^n f(v) for all c > 0, of an expression f of a logit or of the
+    `element`s of a vector v.
 
     Args:
-        root: of a vector hook.
+        root: of a hook that gets a vector or a logit.
 
     Returns:
         n, or None where it is not known to be any: of sums of unlike powers, and of functions that
@@ -39,6 +43,8 @@ def _power(found: Node, args: list[Power]) -> Power:
     if None in args:
         return None
     of = [arg for arg in args if arg is not None]
+    if op == "logits":
+        return Fraction(1)
     if op == "element":
         return Fraction(1) if not any(of) else None
     if op in ("mul", "div"):
@@ -57,7 +63,7 @@ def _power(found: Node, args: list[Power]) -> Power:
 
 
 def _common(args: Sequence[Node], powers: Sequence[Fraction]) -> Power:
-    """The power of all of them, or None; a zero has any."""
+    """The power of all of them, or None; zeros and infinities have any."""
     pairs = zip(args, powers, strict=True)
-    of = {power for arg, power in pairs if not (arg.op == "const" and arg.attr == 0)}
+    of = {power for arg, power in pairs if not (arg.op == "const" and arg.attr in _STILL)}
     return None if len(of) > 1 else of.pop() if of else Fraction(0)

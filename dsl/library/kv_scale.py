@@ -17,9 +17,10 @@ from warploom.dsl.variants.variant import Variant
 
 
 class _ReadScaled(Variant):
-    """Variants that multiply what is read, but behind the transforms of other links."""
+    """Variants that multiply what is read, but behind transforms of vectors of other links."""
 
     scaled_behind: ClassVar[tuple[str, ...]] = ("key_transform", "value_transform")
+    scaled_first: ClassVar[tuple[str, ...]] = ("logits_transform", "output_transform")
 
     @property
     def obstacle_to_appending(self) -> str | None:
@@ -35,7 +36,8 @@ class _ReadScaled(Variant):
 class KVScale(_ReadScaled):
     """Keys are `k_scale` and values `v_scale` times what is stored.
 
-    Put it first, so that other transforms see scaled logits: `KVScale(...) & SoftCap(50.0)`.
+    Put it first, so that other transforms see scaled logits: `KVScale(...) & SoftCap(50.0)`. Behind
+    one that is no multiple of its logits it is refused (`ScaleBehind`).
     Transforms of keys and values see what is stored, so that only those go with it that are as many
     times as large for a vector so many times as large: rotations, but no norms.
 
@@ -101,6 +103,7 @@ class TokenKVScale(_ReadScaled):
     """
 
     scaled_behind = ("key_transform",)
+    scaled_first = ("logits_transform", "value_transform")
     k_scale = Tensor("float32", ("batch", "kv_pos", "kv_head"))
     v_scale = Tensor("float32", ("batch", "kv_pos", "kv_head"))
 

@@ -23,7 +23,13 @@ from warploom.dsl.variants.outputs import Output
 from warploom.dsl.variants.readings import TraceReading
 from warploom.dsl.variants.variant import Variant
 from warploom.error_base import gathered
-from warploom.errors import EndlessFunctor, ImpureFunctor, UnscaledTransform, WarploomError
+from warploom.errors import (
+    EndlessFunctor,
+    ImpureFunctor,
+    ScaleBehind,
+    UnscaledTransform,
+    WarploomError,
+)
 
 _LOGITS = node("logits", Kind.FLOAT)
 _ELEMENT = node("element", Kind.FLOAT, (var("lane"),))
@@ -54,6 +60,8 @@ def trace(variant: Variant) -> TracedVariant:
         raise _impure(variant, RECORDING_HOOK)
     kept = {hook: root for hook, root in hooks.items() if root is not _identity(hook)}
     _check_scaled_behind(variant, kept)
+    if isinstance(variant, ChainedVariant):
+        _check_scaled_first(variant)
     fields = variant.fields()
     records = _records(variant, fields, reading)
     roots = (*kept.values(), *(record.value for record in records))
@@ -82,6 +90,18 @@ def _check_scaled_behind(variant: Variant, hooks: Mapping[str, Node]) -> None:
             if hook in hooks and power(hooks[hook]) != 1:
                 source = location.of_function(variant.functor(hook))
                 raise UnscaledTransform(scale=link.name, hook=hook, source=source)
+
+
+def _check_scaled_first(chain: ChainedVariant) -> None:
+    """Raises ScaleBehind for a scale of what is read behind a link that saw it without."""
+    for at, scale in enumerate(chain.links):
+        for before in chain.links[:at] if scale.scaled_first else ():
+            hooks, _ = _run(before)
+            for hook in scale.scaled_first:
+                if power(hooks[hook]) != 1:
+                    source = location.of_function(before.functor(hook))
+                    facts = {"scale": scale.name, "before": before.name, "hook": hook}
+                    raise ScaleBehind(**facts, source=source)
 
 
 def _impure(variant: Variant, hook: str) -> ImpureFunctor:

@@ -45,10 +45,13 @@ class Variant:
         softmax: True normalises with softmax; False sums `logits * value` over the visible keys.
         scaled_behind: hooks whose vectors it multiplies behind them, with what belongs before: a
             chain with such a hook that does not grow as its vector does is refused.
+        scaled_first: hooks that it multiplies with what belongs before: it is refused behind links
+            with such a hook that does not grow as what it gets.
     """
 
     softmax: bool = True
     scaled_behind: ClassVar[tuple[str, ...]] = ()
+    scaled_first: ClassVar[tuple[str, ...]] = ()
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         made = super().__new__(cls)

@@ -66,7 +66,7 @@ def test_what_needs_the_most_registers_spills_nothing(
 # Beside 8-bit keys: with a group that widens, without one, and in tiles of fewer keys.
 NARROW = [
     (wl.Causal(), wl.Paged(16), "float8_e4m3fn"),
-    (wl.Causal() & wl.SoftCap(30.0) & wl.HeadKVScale(), wl.Paged(1), "int8"),
+    (wl.Causal() & wl.HeadKVScale() & wl.SoftCap(30.0), wl.Paged(1), "int8"),
     (wl.Causal() & wl.Rope(), wl.Paged(16), "float8_e4m3fn"),
     (wl.Causal() & Biased(), wl.Ragged(), "float8_e4m3fn"),
     (wl.DocumentMask(), wl.Paged(1), "float8_e5m2"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 import warploom as wl
 from warploom.dsl.graphs.growth import power
 from warploom.dsl.variants.trace import trace
-from warploom.errors import UnscaledTransform
+from warploom.errors import ScaleBehind, UnscaledTransform
 
 
 class Given(wl.Variant):
@@ -47,6 +48,7 @@ def power_of(function: Any) -> Any:
         (lambda k, w: wl.where(k > 1.0, k, -k), None),
         (lambda k, w: wl.tanh(k), None),
         (lambda k, w: w * 2.0, 0),
+        (lambda k, w: wl.where(w > 0.5, k, -math.inf), 1),
     ],
 )
 def test_powers(function: Any, expected: int | None) -> None:
@@ -113,3 +115,40 @@ def test_scales_go_with_what_grows_as_its_vector() -> None:
         assert "key_transform" in trace(scale & wl.Rope() & wl.SoftCap(5.0)).hooks
     # one per token is multiplied in before transforms of values that come behind
     trace(wl.TokenKVScale(SCALE, SCALE) & Squashed())
+
+
+class Gated(wl.Variant):
+    def output_transform(self, o: Any, at: Any) -> Any:
+        return o * wl.sigmoid(o)
+
+
+class Nearer(wl.Variant):
+    """A product, and no score where it is 0, as a score_mod hides keys."""
+
+    def logits_transform(self, logits: Any, at: Any) -> Any:
+        weight = 1.0 / (1 + at.q_pos - at.kv_pos)
+        return wl.where(at.kv_pos > at.q_pos, -math.inf, logits * weight)
+
+
+@pytest.mark.parametrize(
+    ("variant", "told"),
+    [
+        (wl.SoftCap(3.0) & wl.KVScale(0.5, 2.0), r"KVScale\(...\) & SoftCap\(...\)"),
+        (wl.Causal() & wl.SoftCap(3.0) & wl.TokenKVScale(), "TokenKVScale before SoftCap"),
+        (wl.Alibi() & wl.Rope() & wl.HeadKVScale(), "HeadKVScale before Alibi"),
+        (wl.FlashSigmoid(bias=-2.0) & wl.KVScale(), "KVScale before FlashSigmoid"),
+        (Squashed() & wl.TokenKVScale(), "Squashed, whose value_transform gets"),
+        (Gated() & wl.KVScale(), "Gated, whose output_transform gets"),
+    ],
+)
+def test_scales_behind_what_should_see_them_are_refused(variant: wl.Variant, told: str) -> None:
+    with pytest.raises(ScaleBehind, match=told):
+        trace(variant)
+
+
+def test_scales_may_stand_behind_products() -> None:
+    for before in (wl.Causal(), wl.Rope(), Nearer(), wl.AttentionSink(), wl.SlidingWindow(4)):
+        for scale in (wl.KVScale(0.03, 0.03), wl.HeadKVScale(), wl.TokenKVScale()):
+            trace(before & scale & wl.SoftCap(5.0))
+            trace(scale & before)
+    assert power(trace(wl.Causal() & Nearer()).hooks["logits_transform"]) == 1

@@ -57,7 +57,7 @@ POOL = [
     (wl.Causal() & wl.QKNorm(), Setup(wl.Ragged(), "float16", 16, 32, "cuda", MIDDLE, E4M3)),
     (wl.Causal(), Setup(wl.Paged(16), "bfloat16", 128, 128, "cuda", TALL, E4M3)),
     (
-        wl.FlashSigmoid(bias=-2.0) & wl.TokenKVScale(),
+        wl.TokenKVScale() & wl.FlashSigmoid(bias=-2.0),
         Setup(wl.Dense(), "bfloat16", 64, 128, "cuda", TALL, E5M2),
     ),
     (wl.TokenKVScale(), Setup(wl.Paged(16), "bfloat16", 128, 128, "cuda", SINGLE, I8)),
