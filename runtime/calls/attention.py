@@ -137,7 +137,7 @@ def attention(
         layout: "NHD" or "HND", of all tensors. FlexAttention's are "HND", as those of torch's
             SDPA: read in the wrong one they may give the right shape and wrong numbers.
         kv_lens: int32 [batch], keys of each entry that count; all by default. On a device it is
-            copied to the host, which waits for that device.
+            copied to the host, which waits for that device. Queries stand at the end of these keys.
         lse_base: "e" or "2", base of the log-sum-exp.
         backend: "reference" reads the variant with NumPy; None is the device's own.
         **inputs: values of the variant's fields; they override those bound at construction.
@@ -209,7 +209,7 @@ def _attend(
     tells = asked is not None and asked.max_scores
     kind = (runs, layout, sizes.shared, sizes.of_kernel, q.dtype, kv_dtype, q.device, sm_scale,
             lse_base, tells)  # fmt: skip
-    counted = None if kv_lens is None else checked_lens(kv_lens, sizes)
+    counted = None if kv_lens is None else checked_lens(kv_lens, sizes, traced)
 
     def make() -> _Unbound:
         sizes.check(q, k, v, layout, kv_dtype)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
+from warploom.dsl.types.ir import Node, walk
 from warploom.dsl.types.spec import OutputField, ScalarField, TensorField, TracedVariant
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError, UnknownInput, WrongShape
+from warploom.notices import RowsBeforeKeys, warn_once
 from warploom.runtime.calls.sizes import Sizes
 from warploom.runtime.formats.lists import refuse_lengths
 from warploom.runtime.inputs.aux_outputs import AuxOutput, Requested
@@ -140,10 +143,29 @@ def check_lengths(
         raise ArgumentError(name="layout", reason=reason) from error
 
 
-def checked_lens(kv_lens: Any, sizes: Sizes) -> np.ndarray[Any, Any]:
-    """`kv_lens` of `attention` on the host, each within the keys that there are."""
+def checked_lens(kv_lens: Any, sizes: Sizes, traced: TracedVariant) -> np.ndarray[Any, Any]:
+    """`kv_lens` of `attention` on the host, each within the keys that there are.
+
+    Warns where rows lie before all keys and the variant asks where they lie.
+    """
     lens = host_int32(kv_lens, "kv_lens")
     if len(lens) != sizes.batch:
         raise WrongShape(name="kv_lens", got=tuple(lens.shape), expected=f"({sizes.batch},)")
     refuse_lengths((lens < 0) | (lens > sizes.keys), lens, "kv_lens", f"0 to {sizes.keys}")
+    short = (lens > 0) & (lens < sizes.rows)
+    if short.any() and _read_q_pos(traced.roots):
+        at = int(short.argmax())
+        text = (
+            f"kv_lens[{at}] is {lens[at]}, and there are {sizes.rows} rows: queries stand at the "
+            f"end of the keys that count, so the first {sizes.rows - lens[at]} rows lie before all "
+            "keys. If the batch is padded behind its tokens, give it without padding, to "
+            "AttentionWrapper(kv_format=Ragged())."
+        )
+        warn_once("kv_lens", text, RowsBeforeKeys)
     return lens
+
+
+@lru_cache(maxsize=64)
+def _read_q_pos(roots: tuple[Node, ...]) -> bool:
+    """Whether anything depends on where queries stand."""
+    return any(found.op == "var" and found.attr == "q_pos" for found in walk(*roots))

@@ -7,25 +7,19 @@ what has other strides is copied, and the user is told once for each place in th
 
 from __future__ import annotations
 
-import sys
-import warnings
 from dataclasses import dataclass
-from types import FrameType
 
 import torch
 
 from warploom.counters import count
 from warploom.errors import ArgumentError
 from warploom.logs import log
-from warploom.notices import CopyWarning
+from warploom.notices import CopyWarning, warn_once
 
 # Bytes of a paged cache of keys or of values that a run still copies. A larger one takes longer to
 # copy than most runs take, at each step of a generation, and may not fit into memory twice.
 LARGEST_CACHE_COPIED = 64 << 20
 _ENGINE_LIMIT = 1 << 40  # bytes of a stride, of the copy engine
-_OURS = ("warploom", "torch")
-
-_told: set[tuple[str, int, str]] = set()
 
 
 @dataclass(frozen=True)
@@ -128,19 +122,5 @@ def _refuse_large(tensor: torch.Tensor, name: str, found: Obstacle) -> None:
 def tell(name: str, found: Obstacle) -> None:
     """Count a copy, and warn of it once for each place in the user's code."""
     count("copies")
-    file, line = _place(sys._getframe(1))
-    if (file, line, name) in _told:
-        return
     text = f"{name} is copied at each call from here: {found.reason}. To save that, {found.remedy}."
-    warnings.warn_explicit(text, CopyWarning, file, line)
-    _told.add((file, line, name))  # last, for filters that make it an error
-
-
-def _place(frame: FrameType | None) -> tuple[str, int]:
-    """File and line of the innermost caller that is neither warploom nor torch."""
-    last = frame
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in _OURS:
-            return frame.f_code.co_filename, frame.f_lineno
-        last, frame = frame, frame.f_back
-    return ("unknown", 0) if last is None else (last.f_code.co_filename, last.f_lineno)
+    warn_once(name, text, CopyWarning)

@@ -24,6 +24,7 @@ from warploom.dsl.variants.fields import Scalar
 from warploom.dsl.variants.flex import flex
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError, MissingInput, WrongShape
+from warploom.notices import RowsBeforeKeys
 from warploom.runtime.calls import attention as module
 from warploom.runtime.calls.attention import attention
 
@@ -72,6 +73,26 @@ def test_scale_log_sum_exp_and_lengths() -> None:
     torch.testing.assert_close(lse[0], logits[0].logsumexp(-1))
     other = attention(q, k, v, sm_scale=0.3, return_lse=True, lse_base="2")[1]
     torch.testing.assert_close(other[0], lse[0] / np.log(2))
+
+
+def test_rows_before_all_keys_are_told_once_for_each_place() -> None:
+    q, k, v = tensors()
+    with pytest.warns(RowsBeforeKeys) as told:
+        for _ in range(2):
+            out = attention(q, k, v, variant=Causal(), kv_lens=[21, 4])
+        attention(q, k, v, variant=Causal(), kv_lens=torch.tensor([8, 0], dtype=torch.int32))
+    first, second = (str(each.message) for each in told)
+    assert first.startswith("kv_lens[1] is 4, and there are 9 rows")
+    assert "so the first 5 rows lie before all keys" in first and "Ragged()" in first
+    assert "kv_lens[0] is 8" in second and told[0].filename == __file__
+    assert not out[1, :5].any() and out[1, 5:].all()  # which is what they are warned of
+
+
+@pytest.mark.filterwarnings("error::warploom.notices.RowsBeforeKeys")
+def test_rows_before_all_keys_are_told_only_where_they_matter() -> None:
+    q, k, v = tensors()
+    attention(q, k, v, variant=SoftCap(3.0), kv_lens=[21, 4])  # asks for no position
+    attention(q, k, v, variant=Causal(), kv_lens=[9, 0])
 
 
 @pytest.mark.some(2)
@@ -171,7 +192,7 @@ def test_a_plan_is_made_once_for_the_same_lengths(monkeypatch: pytest.MonkeyPatc
     assert len(plans) == 0
     attention(q, k, v, variant=SlidingWindow(3))
     attention(q, k[:, :20], v[:, :20], variant=SlidingWindow(3))
-    attention(q, k, v, variant=SlidingWindow(3), kv_lens=[3, 4])
+    attention(q, k, v, variant=SlidingWindow(3), kv_lens=[9, 10])
     assert len(plans) == 3
 
 

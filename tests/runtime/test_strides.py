@@ -12,7 +12,7 @@ import torch
 from support.emulator import Emulator
 
 import warploom as wl
-from warploom import errors
+from warploom import errors, notices
 from warploom.codegen.source import TileConfig
 from warploom.notices import CopyWarning
 from warploom.runtime.launching import launch
@@ -25,7 +25,7 @@ GPU = 16  # bytes of a vector
 
 @pytest.fixture(autouse=True)
 def nobody_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strides, "_told", set())
+    monkeypatch.setattr(notices, "_told", set())
 
 
 def last_apart(x: torch.Tensor) -> torch.Tensor:
