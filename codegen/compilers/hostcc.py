@@ -125,7 +125,8 @@ class HostTarget:
 def host_target() -> HostTarget:
     """The compiler named by CXX, or the first that is found, probed once.
 
-    Where CXX names none and none is found, the target that the cache was filled with.
+    Where CXX names none and none is found, the target that the cache was filled with; so too where
+    CXX names none that works and compiling is forbidden, which asks for no compiler.
 
     Raises:
         NoHostCompiler: there is none that works, and the cache holds no kernel for a host.
@@ -140,7 +141,7 @@ def host_target() -> HostTarget:
     try:
         return _probe(env.cxx(), _SANITIZE if env.sanitize() else ())
     except NoHostCompiler as missing:
-        if env.cxx():
+        if env.cxx() and not env.forbid_compile():
             raise
         from warploom.codegen.compilers.recorded_target import recorded_host
 

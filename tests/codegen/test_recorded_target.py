@@ -101,6 +101,23 @@ def test_a_compiler_that_was_named_and_is_not_there_is_a_mistake(
         host_target()
 
 
+@pytest.mark.parametrize("named", ["no-such-compiler", "false", "env no-such-compiler -O1"])
+def test_where_compiling_is_forbidden_the_compiler_that_was_named_is_not_missed(
+    named: str, cpp_source: Make, host: HostTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = build(cpp_source("41 + 1"), host)
+    build_module._artifacts.clear()
+    monkeypatch.setenv("CXX", named)
+    monkeypatch.setenv("WARPLOOM_FORBID_COMPILE", "1")
+    assert host_target().version == host.version
+    assert build(cpp_source("41 + 1"), host_target()).path == built.path
+    with pytest.raises(CompileForbidden):
+        build(cpp_source("43"), host_target())
+    monkeypatch.delenv("WARPLOOM_FORBID_COMPILE")
+    with pytest.raises(NoHostCompiler, match=named):
+        host_target()
+
+
 def test_code_for_another_processor_is_never_chosen(
     cpp_source: Make, host: HostTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
