@@ -134,7 +134,8 @@ def host_target() -> HostTarget:
         BadSetting: WARPLOOM_SANITIZE is set, and the sanitizers' library is not loaded.
     """
     if env.sanitize() and not _has_sanitizer():
-        preload = "LD_PRELOAD=$(c++ -print-file-name=libasan.so)"
+        named = (f"$(c++ -print-file-name={name})" for name in ("libasan.so", "libstdc++.so.6"))
+        preload = f'LD_PRELOAD="{" ".join(named)}"'
         raise BadSetting(
             name="WARPLOOM_SANITIZE", value="1", expected=f"0, or a process started with {preload}"
         )
