@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cmath import isfinite
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,16 +21,24 @@ class GraphInput:
     """What a step reads of each row of a batch.
 
     Attributes:
-        dtype: of its numbers.
+        dtype: of its numbers, a torch.dtype; also made of its name, such as "int64".
         shape: of one row; () is a number.
         pad: what rows have that fill a batch up to its bucket; they must be as good as any others
             to the step, such as a token that exists. A pad beyond an embedding's rows is an
-            IndexError of the step, in `warm_up` or at the first batch that is padded.
+            IndexError of the step, in `warm_up` or at the first batch that is padded,
+            with a note that says so.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...] = ()
     pad: float = 0
+
+    def __init__(
+        self, dtype: torch.dtype | str, shape: tuple[int, ...] = (), pad: float = 0
+    ) -> None:
+        """Declare it; raises ArgumentError for what names no type of torch."""
+        for name, value in (("dtype", _torch_dtype(dtype)), ("shape", shape), ("pad", pad)):
+            object.__setattr__(self, name, value)
 
 
 class Inputs:
@@ -47,7 +56,7 @@ class Inputs:
         if not declared:
             raise WrongInputs(reason="are none", known="at least one")
         for name, one in declared.items():
-            if not isinstance(one, GraphInput) or not isinstance(one.dtype, torch.dtype):
+            if not isinstance(one, GraphInput):
                 reason = f"is {one!r}; expected GraphInput(dtype, shape of a row)"
                 raise ArgumentError(name=f"inputs[{name!r}]", reason=reason)
             if not isinstance(one.shape, (tuple, list)):
@@ -113,16 +122,26 @@ class Inputs:
                 self.buffers[name][rows : self._filled].fill_(one.pad)
         self._filled = rows
 
-    def note_padding(self, error: Exception) -> None:
-        """Say in an error of the step what it was called with, from Python 3.11 on."""
-        add_note = getattr(error, "add_note", None)
-        if isinstance(error, WarploomError) or add_note is None:
-            return
-        told = ", ".join(f"{name}={one.pad!r}" for name, one in self._declared.items())
-        add_note(
-            f"GraphPool.warm_up() called the step with rows of padding, {told}: pad of each "
-            "GraphInput must be as good to the step as any other, such as a token that exists."
-        )
+    @contextmanager
+    def noting_padding(self, call: str, rows: int) -> Iterator[None]:
+        """Say in an error of the step, from Python 3.11 on, which of its rows are padding, if any.
+
+        Args:
+            call: of the pool.
+            rows: of padding.
+        """
+        try:
+            yield
+        except Exception as error:
+            add_note = getattr(error, "add_note", None)
+            if rows and add_note is not None and not isinstance(error, WarploomError):
+                told = ", ".join(f"{name}={one.pad!r}" for name, one in self._declared.items())
+                add_note(
+                    f"GraphPool.{call}() called the step with {rows} rows of padding, {told}: pad "
+                    "of each GraphInput must be as good to the step as any other, such as a token "
+                    "that exists."
+                )
+            raise
 
     def clear(self) -> None:
         """Leave padding alone."""
@@ -162,6 +181,14 @@ class SectionBuffers:
             with torch.inference_mode(False):
                 self._buffers[key] = torch.zeros(shape, dtype=like.dtype, device=self._device)
         return self._buffers[key]
+
+
+def _torch_dtype(given: object) -> torch.dtype:
+    found = getattr(torch, str(given).removeprefix("torch."), None)
+    if isinstance(found, torch.dtype):
+        return found
+    reason = f"is {given!r}; expected a torch.dtype or its name, such as 'int64'"
+    raise ArgumentError(name="GraphInput.dtype", reason=reason)
 
 
 def _check_pad(name: str, one: GraphInput) -> None:

@@ -37,6 +37,12 @@ class GraphPiece:
     function: Callable[..., Any]
     captured: Captured = "always"
 
+    def __post_init__(self) -> None:
+        """Raises ArgumentError for another word."""
+        if self.captured not in ("always", "full", "never"):
+            reason = f"is {self.captured!r}; expected 'always', 'full' or 'never'"
+            raise ArgumentError(name="GraphPiece.captured", reason=reason)
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -106,9 +112,6 @@ def _bound(given: object, place: int, inputs: Sequence[str]) -> Bound:
     if not callable(function):
         reason = f"{function!r} is no function; give functions, or GraphPiece(function, captured)"
         raise ArgumentError(name="step", reason=reason)
-    if piece.captured not in ("always", "full", "never"):
-        reason = f"is {piece.captured!r}; expected 'always', 'full' or 'never'"
-        raise ArgumentError(name="GraphPiece.captured", reason=reason)
     name = getattr(function, "__qualname__", type(function).__qualname__).split(".")[-1]
     name = name if name != "<lambda>" else f"piece {place}"
     parameters = _parameters(function)

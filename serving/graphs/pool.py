@@ -167,7 +167,8 @@ class GraphPool:
                 served: Mode = "eager"
             else:
                 self._inputs.fill(inputs, rows)
-                flow, served = self._captured(choice.mode, padded)
+                with self._inputs.noting_padding("run", padded - rows):
+                    flow, served = self._captured(choice.mode, padded)
             self._runs[served] += 1
             self._rows += rows
             self._padding += padded - rows
@@ -206,13 +207,11 @@ class GraphPool:
                         prepare(rows)
                     try:
                         make = partial(self._runner.capture, mode, rows)
-                        self._store.add_if_it_fits((mode, rows), make)
+                        with self._inputs.noting_padding("warm_up", rows):
+                            self._store.add_if_it_fits((mode, rows), make)
                         break
                     except CaptureFailed as error:
                         self._refuse(mode, rows, error)  # so that another mode is chosen
-                    except Exception as error:
-                        self._inputs.note_padding(error)
-                        raise
         return sum(key in self._store for key in wanted)
 
     def stats(self) -> GraphStats:

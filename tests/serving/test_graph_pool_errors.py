@@ -84,7 +84,6 @@ WRONG_POOLS: list[tuple[str, dict[str, Any], type[WarploomError]]] = [
     ("buckets that are lists", {"buckets": [[4]]}, ArgumentError),
     ("no function", {"step": 3}, ArgumentError),
     ("no functions", {"step": []}, ArgumentError),
-    ("another kind", {"step": wl.GraphPiece(double, "some")}, ArgumentError),  # type: ignore[arg-type]
     ("input that there is not", {"step": lambda x, y: x + y}, WrongCall),
 ]
 
@@ -95,6 +94,17 @@ WRONG_POOLS: list[tuple[str, dict[str, Any], type[WarploomError]]] = [
 def test_pools_that_cannot_be(options: dict[str, Any], error: type[WarploomError]) -> None:
     with pytest.raises(error):
         pool_of(**{"step": double, **options})
+
+
+@pytest.mark.parametrize("dtype", ["int46", "Tensor", int, None, "torch.nn"])
+def test_what_names_no_type_is_refused_at_once(dtype: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"a torch\.dtype or its name, such as 'int64'"):
+        wl.GraphInput(dtype)
+
+
+def test_another_word_for_when_a_piece_is_captured_is_refused_at_once() -> None:
+    with pytest.raises(ArgumentError, match="'sometimes'; expected 'always', 'full' or 'never'"):
+        wl.GraphPiece(double, captured="sometimes")  # type: ignore[arg-type]
 
 
 def test_bounds_and_devices_are_checked() -> None:

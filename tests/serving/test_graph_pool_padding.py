@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 
@@ -23,6 +24,21 @@ def test_padding_that_the_step_cannot_take_is_noted() -> None:
     assert "rows of padding, tokens=57: pad of" in raised.value.__notes__[0]  # type: ignore[attr-defined]
     tokens = torch.tensor([3, 4])  # as many as a bucket has: none of padding
     assert torch.equal(pool.run({"tokens": tokens}), table[tokens])
+    with pytest.raises(IndexError) as raised:
+        pool.run({"tokens": torch.tensor([3, 4, 5])})
+    note = raised.value.__notes__[0]  # type: ignore[attr-defined]
+    assert note.startswith("GraphPool.run() called the step with 1 rows of padding, tokens=57: pad")
+    with pytest.raises(IndexError) as raised:
+        pool.run({"tokens": torch.tensor([3, 90, 5, 6])})  # the batch itself, without padding
+    assert not hasattr(raised.value, "__notes__")
+
+
+def test_types_have_their_names() -> None:
+    one = wl.GraphInput("int64", (2,), 7)
+    assert one == wl.GraphInput(torch.int64, (2,), 7) == wl.GraphInput("torch.int64", (2,), 7)
+    assert dataclasses.replace(one, pad=3) == wl.GraphInput(torch.int64, (2,), 3)
+    pool = wl.GraphPool(lambda x: x * 2, {"x": wl.GraphInput("float32")}, BOUNDS, device="cpu")
+    assert pool.run({"x": torch.ones(3)}).tolist() == [2.0] * 3
 
 
 @pytest.mark.parametrize(
