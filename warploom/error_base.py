@@ -87,3 +87,9 @@ def _place(source: Source | None) -> str:
     if source.column and stripped:
         lines.append("    " + " " * (source.column - 1 - (len(text) - len(stripped))) + "^")
     return "\n".join(lines)
+
+
+def kind_of(value: object) -> str:
+    """The type of a value with its article, as messages say it: "an int", "a list"."""
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import torch.utils.dlpack
 
+from warploom.error_base import kind_of
 from warploom.errors import ArgumentError, WarploomError, WrongDType, WrongShape
 from warploom.runtime.tensors.plain import refuse_freed, refuse_stand_in
 
@@ -44,7 +45,7 @@ def as_torch(value: Any, name: str, shared: bool = False) -> torch.Tensor:
     if not hasattr(value, "__dlpack__"):
         raise ArgumentError(
             name=name,
-            reason=f"a {type(value).__name__} is neither a torch tensor nor has __dlpack__; "
+            reason=f"{kind_of(value)} is neither a torch tensor nor has __dlpack__; "
             "give a tensor, such as torch.tensor([...])",
         )
     try:
@@ -108,7 +109,7 @@ def host_array(value: Any, name: str) -> np.ndarray:
         except ValueError as error:  # rows of different lengths
             raise ArgumentError(name=name, reason=f"is no array ({error})") from None
     if not hasattr(value, "__dlpack__"):
-        got = "None" if value is None else f"a {type(value).__name__}"
+        got = "None" if value is None else kind_of(value)
         raise ArgumentError(name=name, reason=f"is {got}; expected a list, an array or a tensor")
     return host_array(as_torch(value, name), name)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from warploom.error_base import kind_of
 from warploom.errors import ArgumentError, WarploomError, WrongDevice, WrongDType, WrongShape
 from warploom.graph_errors import NotStatic, WrongInputs
 from warploom.runtime.declaring.declare import checked_count
@@ -90,7 +91,7 @@ class Inputs:
         """
         known = ", ".join(self._declared)
         if not isinstance(given, Mapping) or set(given) != set(self._declared):
-            names = "a " + type(given).__name__
+            names = kind_of(given)
             if isinstance(given, Mapping):
                 names = ", ".join(map(str, given)) or "none"
             example = f"run({{{next(iter(self._declared))!r}: ...}})"
@@ -224,7 +225,7 @@ def as_flow(result: Any, name: str, rows: int, device: torch.device) -> Flow:
         raise NotStatic(what="nothing", **where)
     for tensor in flow:
         if not isinstance(tensor, torch.Tensor):
-            raise NotStatic(what=f"a {type(tensor).__name__}", **where)
+            raise NotStatic(what=kind_of(tensor), **where)
         if tensor.device != device:
             raise NotStatic(what=f"a tensor on {tensor.device}", **where)
         if tensor.ndim == 0 or len(tensor) != rows:

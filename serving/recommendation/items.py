@@ -6,13 +6,14 @@ valid-item filtering (section 4.5) adds a mask to the logits, of a vocabulary ma
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from warploom.errors import IndexOutOfRange, WrongShape
+from warploom.errors import ArgumentError, IndexOutOfRange, WrongShape
 from warploom.recommendation_errors import BadItems, NoValidItem, SearchDone, WidthChanged
 from warploom.runtime.declaring.declare import checked_count
 from warploom.runtime.tensors.tensors import host_array
@@ -39,12 +40,13 @@ class ItemTable:
             vocab_size: tokens of the model.
 
         Raises:
-            BadItems: another shape or type, or tokens outside of the vocabulary.
+            BadItems: another shape or type, items of different lengths, or tokens outside of the
+                vocabulary.
             NoValidItem: no items.
             ArgumentError: no vocabulary.
         """
         checked_count("vocab_size", vocab_size)
-        given = _checked(host_array(items, "items"), vocab_size)
+        given = _checked(_array(items), vocab_size)
         self.vocab_size, self.steps = vocab_size, given.shape[1]
         rows, first = np.unique(given, axis=0, return_index=True)
         self._rows: Ints = rows
@@ -197,6 +199,20 @@ class ItemMask:
         self._open = places
         self.writes += 1
         return self._mask[:count]
+
+
+def _array(items: Any) -> np.ndarray[Any, Any]:
+    try:
+        return host_array(items, "items")
+    except ArgumentError as error:
+        if not isinstance(items, (list, tuple)):
+            raise
+        lengths = [len(x) if isinstance(x, Sized) else 0 for x in items]
+        at = next((i for i, length in enumerate(lengths) if length != lengths[0]), None)
+        if at is None:
+            raise
+        counts = f"items[0] has {lengths[0]}, and items[{at}] has {lengths[at]}"
+        raise BadItems(reason=f"have different numbers of tokens: {counts}") from error
 
 
 def _checked(items: np.ndarray[Any, Any], vocab_size: int) -> Ints:

@@ -47,6 +47,8 @@ def test_read_only_arrays_are_copied() -> None:
 def test_what_exports_no_tensor_is_refused_by_name() -> None:
     with pytest.raises(ArgumentError, match="kv: a dict is neither"):
         as_torch({}, "kv")
+    with pytest.raises(ArgumentError, match="k: an int is neither"):
+        as_torch(1, "k")
     with pytest.raises(ArgumentError, match="q: its DLPack export failed"):
         as_torch(np.array(["a"]), "q")
 

@@ -138,6 +138,13 @@ def test_items_that_do_not_exist_are_refused() -> None:
             ItemTable(wrong, VOCAB)
     with pytest.raises(refusals.NoValidItem):
         ItemTable(np.zeros((0, 3), int), VOCAB)
+    with pytest.raises(
+        refusals.BadItems, match=r"items\[0\] has 2, and items\[1\] has 1\. Expected"
+    ):
+        ItemTable([[1, 2], [3]], VOCAB)
+    for no_array in (None, "12", {1, 2}):
+        with pytest.raises(errors.ArgumentError, match="items: "):
+            ItemTable(no_array, VOCAB)
 
 
 @settings(max_examples=40)
