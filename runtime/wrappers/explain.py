@@ -235,9 +235,19 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
         "assigned": _assigned(plan),
         **_roles(plan, part, on_gpu),
         **_shared(plan, variant),
-        "balance": f"longest {part} {plan.balance:.2f} x mean" if len(plan.items) else "no work",
+        "balance": _balance(plan, part),
         "mask": _classes(planned),
     }
+
+
+def _balance(plan: Plan, part: str) -> str:
+    """The largest load over the mean of those that can have work: one needs an item."""
+    limit = plan.problem.active_ctas
+    able = min(len(plan.items), limit)
+    if able == 0:
+        return "no work"
+    told = f"longest {part} {plan.balance * able / limit:.2f} x mean"
+    return told if able == limit else f"{told} of {able}, as many as there are work items"
 
 
 def _part(planned: Planned) -> str:

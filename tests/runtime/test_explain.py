@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 
@@ -63,3 +65,17 @@ def test_a_plan_is_shown_on_one_line() -> None:
     shown = repr(attention.planned)
     assert shown.startswith("Planned(tile=TileConfig(rows=") and "num_ctas=" in shown
     assert len(shown) < 200 and "\n" not in shown
+
+
+def test_balance_is_that_of_shares_that_can_have_work() -> None:
+    wrapper = AttentionWrapper(num_q_heads=2, num_kv_heads=2, head_dim=16, device="cpu")
+    wrapper.plan([0, 1], [0, 40])  # an item for each head
+    assert wrapper.planned is not None
+    if wrapper.planned.plan.problem.active_ctas <= 2:
+        pytest.skip("a machine of so few cores has no share without work")
+    told = "longest share 1.00 x mean of 2, as many as there are work items"
+    assert wrapper.explain().facts["balance"] == told
+    wrapper.plan(range(65), range(0, 65 * 40, 40))
+    assert str(wrapper.explain().facts["balance"]).endswith(" x mean")
+    wrapper.plan([0, 0], [0, 40])
+    assert wrapper.explain().facts["balance"] == "no work"
