@@ -159,7 +159,8 @@ class Rolling(KVFormat):
     Queries are [row, head, dim], requests one after another, as for paged caches.
 
     All queries of a request read the cache as it is: it holds the last `window` tokens before the
-    end, and of the rows of a chunk only the last has a full window before it.
+    end, and of the rows of a chunk only the last has a full window before it. `plan` refuses a
+    chunk whose mask shows the first row keys that are lost, and hides from the last row all such.
 
     Attributes:
         window: last tokens that are kept.

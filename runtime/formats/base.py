@@ -174,6 +174,11 @@ class Format(ABC, Generic[Declared]):
         return None
 
     @property
+    def ring(self) -> tuple[int, int] | None:
+        """Window and sinks of caches that lose tokens of the sequences that functors see."""
+        return None
+
+    @property
     def obstacle_to_pretransform(self) -> str | None:
         """Why no kernel of its own can transform the keys; None if one can."""
         return f"keys of the format {self.name} lie in blocks, of which requests may share some"

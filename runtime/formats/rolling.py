@@ -49,6 +49,11 @@ class Rolling(Format[Declared]):
         return f"max_requests * min(max_kv_len, {slots})", entries
 
     @property
+    def ring(self) -> tuple[int, int] | None:
+        declared = self.declared
+        return (declared.window, declared.sinks) if declared.column_positions else None
+
+    @property
     def obstacle_to_pretransform(self) -> str | None:
         return "keys of the format Rolling stay in their slots from plan to plan"
 

@@ -11,6 +11,7 @@ from warploom.calls import explained
 from warploom.codegen.source import TileChoice
 from warploom.counters import count
 from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.values.stand_ins import uncompiled, unseen
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError, NotPlanned, NotTraced
@@ -19,16 +20,19 @@ from warploom.runtime.devices.device import Backend
 from warploom.runtime.devices.graph import refuse_under_capture
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Arguments, Batch, HostBatch, OnDevice
+from warploom.runtime.inputs.args import Geometry
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.inputs.lengths import LengthsCheck
 from warploom.runtime.inputs.offer import NOTHING
 from warploom.runtime.launching.launch import Launcher
 from warploom.runtime.launching.program import Program
+from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.strategies.plan_summary import summary
 from warploom.runtime.strategies.planner import Planner, as_many_rows
 from warploom.runtime.strategies.strategy import Planned
 from warploom.runtime.tensors.uncopied import Uncopied
 from warploom.runtime.wrappers.guard import Guard
+from warploom.runtime.wrappers.ring_rows import refuse_overwritten
 from warploom.runtime.wrappers.shown import Shown
 from warploom.runtime.wrappers.why_roles import why_roles
 from warploom.scheduler.model.bounds import Bounds
@@ -42,10 +46,13 @@ class Planning(Uncopied, Shown):
     device: torch.device
     backend: Backend
     kv_format: KVFormat
+    heads: Heads
+    spec: AttentionSpec
     planned: Planned | None
     _is_refused = False  # the last plan
     _bounds: Bounds | None
     _batch: Batch | None
+    _geometry: Geometry
     _guard: Guard
     _inputs: Inputs
     _variant: Variant
@@ -109,6 +116,8 @@ class Planning(Uncopied, Shown):
         Raises:
             BadIndptr, BadLength, IndexOutOfRange, WrongShape, WrongDType: a wrong index array.
             UnknownInput, WrongDevice: a wrong input.
+            ArgumentError: rows of a rolling cache have overwritten what the first of them sees, or
+                another argument is not taken.
             MissingInput: a scalar of the mask has no value, or the device plans and a tensor has
                 none.
             FrozenByGraph: with `cuda_graph`, an input that captured launches could not see.
@@ -236,6 +245,9 @@ class Planning(Uncopied, Shown):
         known = self._inputs.check_planned(offer)
         if lengths is not None:
             lengths.of_plan(known)
+        if (ring := self._geometry.format.ring) is not None:
+            scalars = {**self._inputs.scalars, **offer.scalars}
+            refuse_overwritten(ring, self.spec.variant, batch.on_host, scalars, known, self.heads)
         if inputs:
             self._inputs.keep(offer)  # a graph may read these: only what fits goes there
         if self._launcher is not None:

@@ -8,13 +8,11 @@ from typing import Any, cast
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.values.stand_ins import unwatched
 from warploom.runtime.declaring.declare import checked_flag
 from warploom.runtime.devices.graph import refuse_stale_plans
 from warploom.runtime.inputs.args import (
     KV,
-    Geometry,
     check_key_values,
     check_query,
     check_results,
@@ -49,8 +47,6 @@ class Running(Planning):
     handle: int
     recorded: tuple[str, ...]
     sm_scale: float
-    spec: AttentionSpec
-    _geometry: Geometry
     _guard: Guard
     _lse_scale: float
     _keeps_plans: bool  # captured launches see later plans, or there are none

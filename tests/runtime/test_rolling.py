@@ -101,6 +101,57 @@ def test_positions_in_the_cache_count_what_is_kept(backend: str | None) -> None:
         torch.testing.assert_close(out[rows], wanted[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("backend", [None, "reference"])
+@pytest.mark.parametrize("sinks", [0, 3])
+def test_rows_that_have_overwritten_what_they_see_are_refused(
+    sinks: int, backend: str | None
+) -> None:
+    """A window of 8 keys by its mask, in rings of as many slots and of more."""
+    shown = wl.Causal() & wl.SlidingWindow(7, sinks=sinks)
+    whole = wl.AttentionWrapper(shown, kv_format=wl.Dense(), **SHAPE)
+    rows = [1, 4]
+    for slots in (8, 10, 11):
+        sequences = Sequences(wl.Rolling(slots, sinks), [30, 40])
+        rolling = wl.AttentionWrapper(shown, kv_format=sequences.format, backend=backend, **SHAPE)
+        lengths = indptr(sequences.lengths)
+        if slots < 11:
+            with pytest.raises(errors.ArgumentError, match=rf"request 1 4 rows.* {sinks}\) has s"):
+                rolling.plan(indptr(rows), lengths)
+            rolling.plan(indptr(rows), lengths, left=7 - (11 - slots))  # of which none is lost
+            rolling.plan(indptr([1, 1]), lengths, left=7)
+            continue
+        rolling.plan(indptr(rows), lengths)
+        q = sequences.draw(2, 4, HEADS)
+        whole.plan(indptr([4, 4]), lengths)
+        wanted = whole.run(q, (sequences.k, sequences.v))
+        out = rolling.run(torch.cat([q[0, 3:], q[1]]), sequences.given())
+        torch.testing.assert_close(out, torch.cat([wanted[0, 3:], wanted[1]]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_refused_step_keeps_no_value() -> None:
+    rolling = wl.AttentionWrapper(wl.SlidingWindow(3), kv_format=wl.Rolling(8), **SHAPE)
+    with pytest.raises(errors.ArgumentError, match=r"Rolling\(11, 0\) has slots enough"):
+        rolling.plan([0, 4], [0, 40], left=7)
+    rolling.plan([0, 4], [0, 40])
+    rolling.plan([0, 4], [0, 8], left=7)  # not around yet
+    rolling.plan([0, 4], [0, 40], left=20)  # the ring decides, for a row alone, too
+
+
+def test_masks_with_holes_are_asked_key_by_key() -> None:
+    class Sparse(wl.Variant):
+        """Every fourth of 6 keys."""
+
+        def logits_mask(self, at: Position) -> Value:
+            return (at.kv_pos % 4 == at.q_pos % 4) & (at.kv_pos > at.q_pos - 6)
+
+    def plan(slots: int) -> None:
+        wl.AttentionWrapper(Sparse(), kv_format=wl.Rolling(slots), **SHAPE).plan([0, 3], [0, 40])
+
+    plan(7)  # row 37 sees 33 and 37 of 32 to 37; 32 is lost
+    with pytest.raises(errors.ArgumentError, match="its first row sees"):
+        plan(6)
+
+
 def test_slots_of_arrays_are_those_of_numbers() -> None:
     ring = wl.Rolling(5, 2)
     slots = [ring.slot_of(n) for n in range(20)]

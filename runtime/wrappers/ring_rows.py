@@ -1,0 +1,65 @@
+"""Rows of a step whose later tokens have taken the slots of keys that the first of them sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from warploom.dsl.masks.intervals import SKIP, TileAnalysis
+from warploom.dsl.types.spec import TracedVariant
+from warploom.errors import ArgumentError
+from warploom.runtime.formats.batch import HostBatch
+from warploom.runtime.planning.visibility import Heads, MaskVisibility
+
+
+def refuse_overwritten(
+    ring: tuple[int, int],
+    traced: TracedVariant,
+    batch: HostBatch,
+    scalars: Mapping[str, Any],
+    known: Mapping[str, Any],
+    heads: Heads,
+) -> None:
+    """Refuse requests of several rows that get less of a window than their mask says.
+
+    Where the mask hides from the last row all that the ring has lost, the mask is what decides, and
+    must for the first row, too. A mask that shows the last row more than is kept leaves the window
+    to the ring, and is let alone; so are masks of which nobody can tell.
+
+    Args:
+        ring: window and sinks of the cache.
+        traced: the variant.
+        batch: of whole sequences.
+        scalars, known: values of fields, and of tensors that the mask reads, as far as the host
+            has them.
+        heads: head counts.
+
+    Raises:
+        ArgumentError: it says how many slots are enough.
+    """
+    window, sinks = ring
+    rows, lengths = (x.astype(np.int64) for x in (batch.q_lens, batch.kv_lens))
+    mask = traced.hooks.get("logits_mask")
+    found = np.flatnonzero((rows > 1) & (lengths > window + sinks))
+    if mask is None or not len(found):
+        return
+    analysis = TileAnalysis(traced, scalars, known)
+    visibility = MaskVisibility(mask, analysis, batch.arrays, heads)
+    few, lost = heads.group_size, lengths[found] - window  # fused rows of one, and the end of those
+    first, last = (
+        visibility.classify(found, row, row + few, np.full_like(found, sinks), lost)
+        for row in (np.zeros_like(found), (rows[found] - 1) * few)
+    )
+    for at in np.flatnonzero((last == SKIP) & (first != SKIP)):
+        keys = np.arange(sinks, lost[at])  # one by one: a box around all may look seen and not be
+        request, begin = np.full_like(keys, found[at]), np.zeros_like(keys)
+        if (visibility.classify(request, begin, begin + few, keys, keys + 1) != SKIP).any():
+            count = int(rows[found[at]])
+            reason = (
+                f"gives request {found[at]} {count} rows, and tokens of the later ones have taken "
+                f"the slots of keys that its first row sees. Rolling({window + count - 1}, {sinks})"
+                " has slots enough for as many rows; or plan fewer at once"
+            )
+            raise ArgumentError(name="qo_indptr", reason=reason)
