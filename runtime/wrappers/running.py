@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -11,6 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from warploom.dsl.values.stand_ins import unwatched
 from warploom.runtime.declaring.declare import checked_flag
 from warploom.runtime.devices.graph import refuse_stale_plans
+from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.inputs.args import (
     KV,
     check_key_values,
@@ -103,7 +105,7 @@ class Running(Planning):
         learnt, tensors = self._learnt(inputs), (q, *key_value(kv))
         is_traced, wants = torch.compiler.is_compiling(), learnt or custom_op.wanting(tensors)
         if wants and not is_traced:
-            check_results(out, lse, tensors, self._geometry, batch, tops)
+            check_results(out, lse, tensors, self._geometry, self._with_rows(batch, q), tops)
             inputs = {name: self._inputs.seen(name, value) for name, value in inputs.items()}
         if wants or is_traced:  # the operator says that there is none, once a gradient is asked for
             return custom_op.compiled_run(
@@ -130,7 +132,7 @@ class Running(Planning):
         batch = self._batch
         if batch is None:
             raise self._not_planned()
-        check_query(q, self._geometry, batch)
+        check_query(q, self._geometry, self._with_rows(batch, q))
         keys, values = key_value(checked_kv(kv, self.kv_format))
         check_key_values(keys, values, self._geometry, batch)
         self._inputs.check_given(self._inputs.read(inputs))
@@ -167,6 +169,10 @@ class Running(Planning):
         if not self._keeps_plans:
             refuse_stale_plans()
         if self._launcher is not None:
+            fitting = self._with_rows(batch, q)
+            if fitting is not batch and self.planned is not None:
+                self._launcher.planned(fitting, self.planned.kernel)
+                self._batch = fitting
             return self._launcher.start(Run(q, kv, out, lse, return_lse, inputs), told)
         tensors = (q, *key_value(kv))
         tops = None if told is None else told.tensor
@@ -186,6 +192,21 @@ class Running(Planning):
         if out is None:
             o = new_result(q, self._geometry.head_dim_v).copy_(o)
         return custom_op.results(o, sums * self._lse_scale, out, lse, return_lse)
+
+    def _with_rows(self, batch: Batch, q: torch.Tensor) -> Batch:
+        """The planned batch, with q's rows where they are its own or, for graphs, of the bounds.
+
+        A graph is captured with the most rows of its batches. Those of no request are not touched.
+        """
+        bounds, rows = self._bounds, len(q) if q.ndim else 0
+        if rows == batch.q_rows or self.planned is None or isinstance(batch, OnDevice):
+            return batch
+        if rows == self.planned.batch.q_rows:
+            return self.planned.batch
+        is_graphs = self._keeps_plans and not self._geometry.batched
+        if is_graphs and bounds is not None and rows == bounds.max_q_rows:
+            return replace(batch, q_rows=rows)
+        return batch  # which q does not fit
 
     def _learnt(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
         """Values of fields, kept or given to a run, whose gradient may be asked for."""

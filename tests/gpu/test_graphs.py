@@ -93,6 +93,30 @@ def test_one_graph_serves_all_batches_within_the_bounds(
             assert torch.equal(out, again)
 
 
+def test_a_graph_is_captured_with_the_rows_of_the_bounds_over_a_smaller_batch(cuda: Any) -> None:
+    shape = {**SHAPE, "kv_format": wl.Paged(PAGE), "device": cuda}
+    graphed = wl.AttentionWrapper(wl.Causal(), bounds=BOUNDS, cuda_graph=True, **shape)
+    eager = wl.AttentionWrapper(wl.Causal(), **shape)
+    q = torch.randn(ROWS, 8, 128, device=cuda, dtype=torch.bfloat16)
+    cache = torch.randn(PAGES, 2, PAGE, 2, 128, device=cuda, dtype=torch.bfloat16)
+    out = torch.full_like(q, 7.0)
+    graphed.plan(**paged((1, 2), (30, 40), seed=0))
+    graphed.run(q, cache, out=out)
+    assert (out[3:] == 7.0).all() and not (out[:3] == 7.0).all(dim=-1).any()
+    graph = torch.cuda.CUDAGraph()
+    with wl.forbid_compilation(), torch.cuda.graph(graph):
+        graphed.run(q, cache, out=out)
+    for seed, q_lens in enumerate(((1, 2), (5, 1, 1), (3,))):
+        batch = paged(q_lens, [40] * len(q_lens), seed)
+        graphed.plan(**batch)
+        out.fill_(7.0)
+        graph.replay()
+        eager.plan(**batch)
+        rows = sum(q_lens)
+        torch.testing.assert_close(out[:rows], eager.run(q[:rows], cache), atol=2e-2, rtol=2e-2)
+        assert (out[rows:] == 7.0).all()
+
+
 def test_beyond_the_bounds_nothing_moves(cuda: Any) -> None:
     graphed = wl.AttentionWrapper(
         wl.Causal(), kv_format=wl.Paged(PAGE), device=cuda, bounds=BOUNDS, cuda_graph=True, **SHAPE
