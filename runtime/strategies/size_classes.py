@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeAlias
@@ -12,7 +12,10 @@ import numpy.typing as npt
 import torch
 
 from warploom.codegen.planner_source import (
+    LIST_SITE,
     OUTPUTS,
+    ROLE_SITE,
+    SITE,
     list_scratch_bytes,
     role_scratch_bytes,
     scratch_bytes,
@@ -51,7 +54,6 @@ _SIZES = 4  # classes of a choice: making one takes longer than a plan
 _MOST_LOAD = 2**47  # what `queued` of levelling.hpp leaves for loads, beside a CTA's number
 _MOST_PRICE = 2**62  # what other planners count with
 _MOST_SECTIONS = 2**31  # what `sort_by_section` leaves for their numbers, beside an item's
-_LIST_NUMBERS = SHARING_TILES, TOLERANCE, WORTH_CUTTING, WORTH_SAVING, TRIED
 _Unpacked: TypeAlias = tuple[npt.NDArray[np.int32], Arrays]
 
 
@@ -105,46 +107,39 @@ class Site:
 
         Tiles of two roles have prices. Without `lists` lines of items are cut by Stream-K.
         """
-        requests, storage = room.bounds.max_requests, format_of(kv_format).native_storage
-        max_kv_len = room.bounds.max_kv_len
+        storage, bounds = format_of(kv_format).native_storage, room.bounds
         assert storage is not None  # others measure no batch, and no device plans them
         grid = Grid.of(active_ctas, heads.num_kv)
         cost = CostModel.for_stream_k(tile.rows, tile.keys)
         if lists is not None:
             cost = CostModel.of(tile.rows, tile.keys, lists.piece_keys)
-        tiles = room.bounds.max_q_rows * heads.group_size // tile.rows + requests
-        numbers: tuple[int, ...] = (
-            storage, kv_format.block_kv, requests, tiles,
-            room.num_ctas, grid.lines, grid.heads, grid.slices, tile.rows, tile.keys,
-            heads.group_size, heads.num_q, heads.num_kv,
-            cost.fixed, cost.per_tile, cost.grain, cost.partial, FEW, SNAP,
+        tiles = bounds.max_q_rows * heads.group_size // tile.rows + bounds.max_requests
+        numbers = _in_order(
+            SITE, storage=storage, page_size=kv_format.block_kv, max_requests=bounds.max_requests,
+            max_tiles=tiles, num_ctas=room.num_ctas, lines=grid.lines, heads_per_line=grid.heads,
+            slices=grid.slices, rows=tile.rows, keys=tile.keys, group_size=heads.group_size,
+            num_q_heads=heads.num_q, num_kv_heads=heads.num_kv, fixed=cost.fixed,
+            per_tile=cost.per_tile, grain=cost.grain, partial=cost.partial, few=FEW, snap=SNAP,
         )  # fmt: skip
+        # the length of all lines, and prices of all items, are multiplied by numbers of CTAs
+        most, longest = tiles * heads.num_kv, cost.of_longest(bounds.max_kv_len, tile.keys)
+        slices, scratch = grid.slices, scratch_bytes(tiles, bounds.max_requests, grid.slices)
+        is_counted = most * longest * active_ctas < _MOST_PRICE
         if lists is not None:
-            longest = cost.of_longest(max_kv_len, tile.keys)
-            is_counted = room.num_ctas <= MOST_CTAS and tiles * heads.num_kv * longest < _MOST_LOAD
+            numbers += _list_numbers(active_ctas, lists)
+            ctas = heads.num_kv, room.num_ctas
+            scratch = list_scratch_bytes(tiles, bounds.max_requests, grid.slices, *ctas)
+            is_counted = most * longest < _MOST_LOAD and room.num_ctas <= MOST_CTAS
             if lists.cached_keys is not None:
-                sections = requests * max_kv_len * heads.num_kv // lists.cached_keys
-                is_counted = is_counted and sections < _MOST_SECTIONS
-            scratch = list_scratch_bytes(tiles, requests, grid.slices, heads.num_kv, room.num_ctas)
-            numbers += (active_ctas, lists.cached_keys or 0, *_LIST_NUMBERS)
-            return cls(room, active_ctas, numbers, tiles, grid.slices, scratch, is_counted)
-        if prices is None or tile.decode is None:
-            # the length of all lines is multiplied by numbers of CTAs
-            longest = cost.of_longest(max_kv_len, tile.keys)
-            is_counted = tiles * heads.num_kv * longest * active_ctas < _MOST_PRICE
-            scratch = scratch_bytes(tiles, requests, grid.slices)
-            return cls(room, active_ctas, numbers, tiles, grid.slices, scratch, is_counted)
-        more = _role_numbers(tile, active_ctas, prices)
-        scratch = role_scratch_bytes(tiles, requests, active_ctas, SLICES)
-        longest = sum(
-            unit * CostModel.for_stream_k(role.rows, role.keys).of_longest(max_kv_len, role.keys)
-            for role, unit in zip((tile, tile.decode), prices.units, strict=True)
-        )
-        # Prices of all items are multiplied by numbers of CTAs.
-        is_counted = tiles * heads.num_kv * longest * active_ctas < _MOST_PRICE
-        return cls(
-            room, active_ctas, (*numbers, *more), tiles, 2 * active_ctas, scratch, is_counted
-        )
+                keys = bounds.max_requests * bounds.max_kv_len * heads.num_kv
+                is_counted = is_counted and keys // lists.cached_keys < _MOST_SECTIONS
+        elif prices is not None and tile.decode is not None:
+            numbers += _role_numbers(tile, active_ctas, prices)
+            slices = 2 * active_ctas
+            scratch = role_scratch_bytes(tiles, bounds.max_requests, active_ctas, SLICES)
+            longest = _longest_price(tile, prices, bounds.max_kv_len)
+            is_counted = most * longest * active_ctas < _MOST_PRICE
+        return cls(room, active_ctas, numbers, tiles, slices, scratch, is_counted)
 
     @cached_property
     def _at(self) -> dict[int, tuple[int, ...]]:
@@ -157,16 +152,44 @@ class Site:
         return self._at[address]
 
 
+def _in_order(fields: Sequence[tuple[str, str]], **numbers: int) -> tuple[int, ...]:
+    """Numbers, of which each has its name, in the order in which planners take them."""
+    assert len(numbers) == len(fields)  # and a name that is missing is a KeyError
+    return tuple(numbers[name] for name, _ in fields)
+
+
 def _role_numbers(tile: TileConfig, active_ctas: int, prices: RolePrices) -> tuple[int, ...]:
-    """ROLE_SITE of `codegen.planner_source`."""
-    decode, keys = tile.decode, tile.keys
+    decode = tile.decode
     assert decode is not None  # it has two roles
     cost = CostModel.for_stream_k(decode.rows, decode.keys)
-    return (
-        active_ctas, decode.rows, decode.keys, cost.fixed, cost.per_tile, cost.grain, cost.partial,
-        *prices.units, prices.saturating, SHARED, prices.cut_tiles(keys), IDLE, DECODES_SHARED,
-        prices.least_claim(cost, decode.keys), prices.cached_keys or 0,
+    prefill_price, decode_price = prices.units
+    return _in_order(
+        ROLE_SITE, active_ctas=active_ctas, decode_rows=decode.rows, decode_keys=decode.keys,
+        decode_fixed=cost.fixed, decode_per_tile=cost.per_tile, decode_grain=cost.grain,
+        decode_partial=cost.partial, prefill_price=prefill_price, decode_price=decode_price,
+        saturating=prices.saturating, per_shared_prefill=SHARED,
+        shortest_cut=prices.cut_tiles(tile.keys), per_idle_cta=IDLE,
+        per_shared_decode=DECODES_SHARED, decode_claim=prices.least_claim(cost, decode.keys),
+        cached_keys=prices.cached_keys or 0,
     )  # fmt: skip
+
+
+def _list_numbers(active_ctas: int, lists: Lists) -> tuple[int, ...]:
+    return _in_order(
+        LIST_SITE, active_ctas=active_ctas, section_keys=lists.cached_keys or 0,
+        sharing_tiles=SHARING_TILES, tolerance=TOLERANCE, worth_cutting=WORTH_CUTTING,
+        worth_saving=WORTH_SAVING, tried=TRIED,
+    )  # fmt: skip
+
+
+def _longest_price(tile: TileConfig, prices: RolePrices, max_kv_len: int) -> int:
+    """Of the longest item of either role."""
+    roles = tile, tile.decode
+    return sum(
+        unit * CostModel.for_stream_k(role.rows, role.keys).of_longest(max_kv_len, role.keys)
+        for role, unit in zip(roles, prices.units, strict=True)
+        if role is not None
+    )
 
 
 @dataclass(frozen=True)
