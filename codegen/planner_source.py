@@ -69,10 +69,10 @@ ROLE_SITE = (
     ("prefill_price", "picoseconds of a unit of cost"),
     ("decode_price", "picoseconds of a unit of cost of decodes"),
     ("saturating", "decoding CTAs that saturate memory"),
-    ("shared", "1 of so many prefills is for any CTA"),
+    ("per_shared_prefill", "1 of so many prefills is for any CTA"),
     ("shortest_cut", "key tiles of the shortest prefill that is cut"),
-    ("idle", "1 of so many decoding CTAs may stay without work"),
-    ("decodes_shared", "1 of so many decodes is for any CTA that decodes"),
+    ("per_idle_cta", "1 of so many decoding CTAs may stay without work"),
+    ("per_shared_decode", "1 of so many decodes is for any CTA that decodes"),
     ("decode_claim", "least cost of a shared list of decodes"),
     ("cached_keys", "keys of one head that the cache holds; 0: all"),
 )

@@ -108,9 +108,9 @@ ROLE_HEADER = Record(
     "PlanHeader",
     (
         *HEADER.fields,
-        ("num_shared", "shared lists of prefills, which any CTA claims when it is done"),
+        ("num_shared_prefills", "shared lists of prefills, which any CTA claims when it is done"),
         ("num_active", "CTAs that may have work; those from there on claim nothing"),
-        ("num_decodes", "CTAs that decode: the first ones"),
+        ("num_decode_ctas", "CTAs that decode: the first ones"),
         ("num_shared_decodes", "shared lists of decodes, which those claim before prefills"),
         ("claimed", "counts claims of shared prefills; 0 between launches"),
         ("claimed_decodes", "counts claims of shared decodes; 0 between launches"),

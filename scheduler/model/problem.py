@@ -154,8 +154,8 @@ class WorkList:
             others, both in the order in which they were assigned.
         merges: MERGE records.
         loads: (lists,) modelled cost of each; in picoseconds if there are several roles.
-        num_shared: lists of prefills that any CTA may claim.
-        num_decodes: CTAs that decode, the first ones, if there are two roles.
+        num_shared_prefills: lists of prefills that any CTA may claim.
+        num_decode_ctas: CTAs that decode, the first ones, if there are two roles.
         num_shared_decodes: lists of decodes that these may claim.
     """
 
@@ -163,8 +163,8 @@ class WorkList:
     items: Records
     merges: Records
     loads: Ints
-    num_shared: int = 0
-    num_decodes: int = 0
+    num_shared_prefills: int = 0
+    num_decode_ctas: int = 0
     num_shared_decodes: int = 0
 
     @property

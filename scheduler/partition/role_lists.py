@@ -65,12 +65,12 @@ def share_out(of_prefill: Tiles, of_decode: Tiles, problem: Problem) -> WorkList
     prefill, decode = problem.by_role()
     work = [_length(of_prefill, prefill), _length(of_decode, decode)]
     prefill_ctas, decode_ctas = problem.prices.ctas(work, problem.active_ctas)
-    own, num_shared = _prefills(of_prefill, prefill, prefill_ctas)
+    own, num_shared_prefills = _prefills(of_prefill, prefill, prefill_ctas)
     grid = Grid.of(max(1, decode_ctas), decode.num_kv_heads)
     has_both = len(own.items) > 0 and decode_ctas > 1
     others, shared = _decodes(of_decode, decode, grid, problem.prices if has_both else None)
     decoding = grid.lines * grid.slices if len(others.items) else 0
-    prefills = RoleLists(own, prefill_ctas, num_shared)
+    prefills = RoleLists(own, prefill_ctas, num_shared_prefills)
     decodes = RoleLists(others, decoding, shared)
     return in_lists(problem, prefills, decodes)
 
@@ -106,7 +106,7 @@ def in_lists(problem: Problem, prefills: RoleLists, decodes: RoleLists) -> WorkL
         items, merges, np.concatenate(number), np.concatenate(cost), num_lists(ctas, len(both))
     )
     return replace(
-        found, num_shared=prefills.shared, num_decodes=decodes.ctas,
+        found, num_shared_prefills=prefills.shared, num_decode_ctas=decodes.ctas,
         num_shared_decodes=decodes.shared,
     )  # fmt: skip
 

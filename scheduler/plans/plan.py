@@ -73,9 +73,9 @@ class Plan:
         return int(self.header["num_slots"][0])
 
     @property
-    def num_shared(self) -> int:
+    def num_shared_prefills(self) -> int:
         """Lists of prefills that any CTA may claim."""
-        return int(self.header["num_shared"][0]) if self.problem.smaller else 0
+        return int(self.header["num_shared_prefills"][0]) if self.problem.smaller else 0
 
     @property
     def num_shared_decodes(self) -> int:
@@ -107,11 +107,11 @@ class Plan:
         own, ctas = self._owned(self.loads)[:, : self.problem.active_ctas], self.problem.num_ctas
         done = own[-1].copy()
         if self.problem.smaller:
-            decoding = done[: int(self.header["num_decodes"][0])]
+            decoding = done[: int(self.header["num_decode_ctas"][0])]
             for load in self.loads[SHARED_DECODES * ctas :][: self.num_shared_decodes]:
                 decoding[decoding.argmin()] += load
             done += own[0]
-            for load in self.loads[SHARED_PREFILLS * ctas :][: self.num_shared]:
+            for load in self.loads[SHARED_PREFILLS * ctas :][: self.num_shared_prefills]:
                 done[done.argmin()] += load
         return float(done.max()) / mean if mean else 1.0
 
@@ -133,7 +133,7 @@ class Plan:
                 segments=len(np.unique(self.items["segment"][self.role == number])),
                 items=int((self.role == number).sum()),
                 ctas=int(has[number].sum()),
-                shared=self.num_shared_decodes if number else self.num_shared,
+                shared=self.num_shared_decodes if number else self.num_shared_prefills,
             )
             for number, role in enumerate(self.problem.roles)
         )
@@ -213,8 +213,8 @@ def header_of(counts: tuple[int, ...], problem: Problem, work: WorkList) -> Reco
     """What a plan begins with: HEADER, or ROLE_HEADER if there are two roles; shape (1,)."""
     if not problem.smaller:
         return np.array([counts], HEADER.dtype)
-    shared = work.num_decodes, work.num_shared_decodes
-    of_roles = work.num_shared, problem.active_ctas, *shared, 0, 0, 0
+    shared = work.num_decode_ctas, work.num_shared_decodes
+    of_roles = work.num_shared_prefills, problem.active_ctas, *shared, 0, 0, 0
     return np.array([counts + of_roles], ROLE_HEADER.dtype)
 
 

@@ -35,8 +35,8 @@ def _of_roles(plan: Plan) -> Checks:
     problem, header, indptr = plan.problem, plan.header[0], plan.cta_indptr
     is_empty = np.diff(indptr) == 0
     yield header["num_active"] == problem.active_ctas, "the header miscounts active CTAs"
-    ctas, decoding = problem.num_ctas, header["num_decodes"]
-    counts = np.array([plan.num_shared, plan.num_shared_decodes])
+    ctas, decoding = problem.num_ctas, header["num_decode_ctas"]
+    counts = np.array([plan.num_shared_prefills, plan.num_shared_decodes])
     claimed = np.split(is_empty, [SHARED_PREFILLS * ctas, SHARED_DECODES * ctas])[1:]
     most = np.array([len(claimed[0]), 2 * decoding])
     yield (counts >= 0) & (counts <= most), "the header counts shared lists beyond all"

@@ -12,9 +12,9 @@ struct alignas(16) PlanHeader {
   int num_merges;  // tiles that were split; row merges in a composed plan
   int num_slots;  // partial slots in use
   int status;  // 0, or why a device refused to plan the batch; there are no items then
-  int num_shared;  // shared lists of prefills, which any CTA claims when it is done
+  int num_shared_prefills;  // shared lists of prefills, which any CTA claims when it is done
   int num_active;  // CTAs that may have work; those from there on claim nothing
-  int num_decodes;  // CTAs that decode: the first ones
+  int num_decode_ctas;  // CTAs that decode: the first ones
   int num_shared_decodes;  // shared lists of decodes, which those claim before prefills
   int claimed;  // counts claims of shared prefills; 0 between launches
   int claimed_decodes;  // counts claims of shared decodes; 0 between launches

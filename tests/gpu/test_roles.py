@@ -215,7 +215,7 @@ def test_invariant_roles_give_a_request_the_same_bits_among_any_neighbours(
     for wrapper in (free, limited, oracle):
         wrapper.plan(**batch)
         results.append(wrapper.run(q, cache).clone())
-    assert free.planned is not None and free.planned.plan.num_shared > 0
+    assert free.planned is not None and free.planned.plan.num_shared_prefills > 0
     assert set(free.planned.plan.role) == {0, 1} and free.planned.plan.num_slots > 0
     assert torch.equal(results[0], results[1])
     torch.testing.assert_close(results[0], results[2], atol=2e-2, rtol=2e-2)

@@ -197,7 +197,7 @@ def test_bits_do_not_depend_on_neighbours_if_so_wanted(
         among.plan(np.cumsum([0, *q_lens]), np.cumsum([0, *kv_lens]))
         assert among.planned is not None
         assert among.planned.plan.num_slots > 0
-        assert (among.planned.plan.num_shared > 0) == (limit != 1)
+        assert (among.planned.plan.num_shared_prefills > 0) == (limit != 1)
         assert torch.equal(among.run(q, (k, v)), torch.cat(expected))
 
 

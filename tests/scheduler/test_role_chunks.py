@@ -125,7 +125,7 @@ def test_ctas_are_loaded_evenly_and_claim_what_is_late(
     prefill, decode = plan.work_of_roles()
     active = limit or 64
     assert prefill.ctas + decode.ctas == plan.busy_ctas == active  # each has one role
-    assert plan.header["num_decodes"][0] == decode.ctas
+    assert plan.header["num_decode_ctas"][0] == decode.ctas
     has = np.diff(plan.cta_indptr) > 0
     assert has[active - prefill.ctas : active].all() and has[64 : 64 + decode.ctas].all()
     assert prefill.shared > 0 and (decode.shared > 0) == (decode.ctas > 1)
@@ -160,7 +160,7 @@ def test_one_role_alone_has_all_ctas(kit: Any, role: int) -> None:
     plan = Mixed(segments, mask, 2**40, busy(kit).numbers, None).plan(split_size=1024)
     work = plan.work_of_roles()
     assert (work[role].ctas, work[1 - role].ctas, work[1 - role].items) == (64, 0, 0)
-    assert (plan.num_shared > 0) == (role == 0) and plan.num_shared_decodes == 0
+    assert (plan.num_shared_prefills > 0) == (role == 0) and plan.num_shared_decodes == 0
     verify(plan, mask)
 
 
@@ -169,7 +169,7 @@ def test_no_segments(kit: Any) -> None:
     case = replace(busy(kit), segments=segments, visibility=AllVisible(segments))
     plan = case.plan(split_size=1024)
     verify(plan, case.visibility)
-    assert plan.busy_ctas == len(plan.items) == plan.num_shared == 0
+    assert plan.busy_ctas == len(plan.items) == plan.num_shared_prefills == 0
 
 
 @pytest.mark.parametrize("role", [0, 1])

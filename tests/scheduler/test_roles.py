@@ -34,7 +34,8 @@ from warploom.scheduler.plans.verify import verify
 
 # What planners find.
 WORK = (
-    "cta_indptr", "items", "merges", "loads", "num_shared", "num_decodes", "num_shared_decodes",
+    "cta_indptr", "items", "merges", "loads", "num_shared_prefills", "num_decode_ctas",
+    "num_shared_decodes",
 )  # fmt: skip
 
 
@@ -122,7 +123,7 @@ def test_the_text_shares_the_same_decodes(kit: Any, heads: int, limit: int, clai
     case = replace(busy(kit, limit), prices=RolePrices((160, 30), 30, claim))
     case.numbers["num_kv_heads"] = heads
     fast, slow = worklist.build(case.problem()), plan_text_roles.build(case.problem())
-    assert fast.num_shared_decodes == 2 * fast.num_decodes > 0
+    assert fast.num_shared_decodes == 2 * fast.num_decode_ctas > 0
     for name in WORK:
         assert np.array_equal(getattr(fast, name), getattr(slow, name)), name
 
@@ -194,8 +195,8 @@ def test_ctas_have_one_role_and_equal_loads(kit: Any, limit: int | None) -> None
     first = active - prefill.ctas
     assert has[ctas:][: decode.ctas].all() and has[first:active].all()
     own = plan.loads[first:active]
-    shared = plan.loads[2 * ctas :][: plan.num_shared]
-    assert prefill.shared == plan.num_shared == prefill.ctas
+    shared = plan.loads[2 * ctas :][: plan.num_shared_prefills]
+    assert prefill.shared == plan.num_shared_prefills == prefill.ctas
     assert decode.shared == plan.num_shared_decodes
     assert own.max() <= 1.06 * own.mean() and 0.9 < shared.sum() * (SHARED - 1) / own.sum() < 1.1
     assert plan.balance < 1.12
@@ -207,7 +208,7 @@ def test_some_decodes_are_for_those_who_are_done(kit: Any, heads: int) -> None:
     case = replace(busy(kit), prices=RolePrices((160, 30), 1000, 256))
     case.numbers["num_kv_heads"] = heads
     plan = case.plan()
-    decoding = int(plan.header["num_decodes"][0])
+    decoding = int(plan.header["num_decode_ctas"][0])
     assert plan.work_of_roles()[1].ctas == decoding
     assert plan.work_of_roles()[1].shared == plan.num_shared_decodes == 2 * decoding
     own, shared = plan.loads[64:128][:decoding], plan.loads[SHARED_DECODES * 64 :][: 2 * decoding]
@@ -227,8 +228,8 @@ def test_short_decodes_are_not_worth_claiming(kit: Any, keys: int, are_shared: b
     numbers = {**busy(kit).numbers, "num_kv_heads": 1, "group_size": 8}
     mask = kit.window(segments, 8)
     plan = Mixed(segments, mask, 2**40, numbers, None, RolePrices((100, 30), 20)).plan()
-    decoding = int(plan.header["num_decodes"][0])
-    assert decoding > 1 and plan.num_shared > 0
+    decoding = int(plan.header["num_decode_ctas"][0])
+    assert decoding > 1 and plan.num_shared_prefills > 0
     assert plan.num_shared_decodes == (2 * decoding if are_shared else 0)
     verify(plan, mask)
 
@@ -262,7 +263,7 @@ def test_the_predicted_time_is_that_of_the_loads(kit: Any) -> None:
 def test_one_cta_has_both_roles_and_shares_nothing(kit: Any) -> None:
     plan = busy(kit, 1).plan()
     prefill, decode = plan.work_of_roles()
-    assert (prefill.ctas, decode.ctas, plan.busy_ctas, plan.num_shared) == (1, 1, 1, 0)
+    assert (prefill.ctas, decode.ctas, plan.busy_ctas, plan.num_shared_prefills) == (1, 1, 1, 0)
     assert plan.num_shared_decodes == 0
     assert len(plan.merges) == 0
     verify(plan, busy(kit).visibility)
@@ -276,7 +277,7 @@ def test_one_role_alone_has_all_ctas(kit: Any, role: int) -> None:
     work = plan.work_of_roles()
     ctas = (64, 62)[role]  # 62 for 31 equal decodes of two heads
     assert (work[role].ctas, work[1 - role].ctas, work[1 - role].items) == (ctas, 0, 0)
-    assert plan.num_shared == (0 if role else 64) and plan.num_shared_decodes == 0
+    assert plan.num_shared_prefills == (0 if role else 64) and plan.num_shared_decodes == 0
     verify(plan, mask)
 
 
@@ -308,12 +309,12 @@ def test_items_in_lists_of_others_are_seen(kit: Any) -> None:
         with pytest.raises(PlanInvalid, match="above the SM limit"):
             verify(taken(plan, number), case.visibility)
     for name, by, reason in (
-        ("num_shared", -1, "that no CTA claims has work"),
-        ("num_shared", (SHARED_DECODES - SHARED_PREFILLS) * 64, "beyond all"),
+        ("num_shared_prefills", -1, "that no CTA claims has work"),
+        ("num_shared_prefills", (SHARED_DECODES - SHARED_PREFILLS) * 64, "beyond all"),
         ("num_shared_decodes", -1, "that no CTA claims has work"),
         ("num_shared_decodes", 1, "beyond all"),
         ("num_active", 1, "active CTAs"),
-        ("num_decodes", 40, "more CTAs decode than may"),
+        ("num_decode_ctas", 40, "more CTAs decode than may"),
         ("claimed", 1, "counter of the header is not zero"),
         ("claimed_decodes", 1, "counter of the header is not zero"),
         ("drawn", 1, "counter of the header is not zero"),
@@ -327,7 +328,7 @@ def test_items_in_lists_of_others_are_seen(kit: Any) -> None:
 def test_decodes_behind_those_that_decode_are_seen(kit: Any) -> None:
     case = replace(busy(kit, 40), prices=RolePrices((160, 30), 10, 10**6))  # shares no decodes
     plan = case.plan()
-    plan.header["num_decodes"] -= 1
+    plan.header["num_decode_ctas"] -= 1
     with pytest.raises(PlanInvalid, match="behind those that the header says"):
         verify(plan, case.visibility)
 
@@ -338,7 +339,7 @@ def test_one_role_has_the_records_of_before(kit: Any) -> None:
     assert plan.items.dtype == WORK_ITEM.dtype and set(plan.role) == {0}
     assert plan.header.dtype == HEADER.dtype and len(plan.cta_indptr) == 65
     assert busy(kit).plan().header.dtype == ROLE_HEADER.dtype
-    for field in ("int role;", "int num_shared;", "int num_active;"):
+    for field in ("int role;", "int num_shared_prefills;", "int num_active;"):
         assert field in c_structs(roles=True) and field not in c_structs()
     assert len(plan.work_of_roles()) == 1
 

@@ -54,8 +54,9 @@ def build(problem: Problem) -> WorkList:
     found = _joined(problem, roles, [*merges, *((at + slots, n) for at, n in more)])
     counts = len(decodes) if any(decodes) else 0, claimed
     return replace(
-        found, num_shared=len(shared), num_decodes=counts[0], num_shared_decodes=counts[1]
-    )
+        found, num_shared_prefills=len(shared), num_decode_ctas=counts[0],
+        num_shared_decodes=counts[1],
+    )  # fmt: skip
 
 
 def _share_out(problem: Problem, prefill: Problem, decode: Problem) -> tuple[int, int]:

@@ -73,7 +73,7 @@ class Line {
   // The same of a line of decodes: so many slices, as many shared ones, and as many half as long.
   // False, and nothing is found, where these were not worth claiming.
   WL_FN bool share_decodes(int slices) {
-    const wide rest = quotient(length(), wide(p_.decodes_shared));
+    const wide rest = quotient(length(), wide(p_.per_shared_decode));
     if (quotient(rest, 3 * wide(slices)) < p_.decode_claim) return false;
     mark_slices({slices, slices, 0, length() - rest, slices, slices});
     return true;
@@ -157,7 +157,7 @@ class Line {
 
   // Equal slices of most of the line, and of the rest.
   WL_FN Cuts share_equal(int ctas) const {
-    const wide rest = quotient(length(), wide(p_.shared)), least = least_slice();
+    const wide rest = quotient(length(), wide(p_.per_shared_prefill)), least = least_slice();
     const int shared = p_.active_ctas > 1 ? int(min(wide(ctas), quotient(rest, least))) : 0;
     const wide end = shared > 0 ? length() - rest : length();
     const int own = max(1, int(min(wide(ctas), quotient(end, least))));
@@ -172,7 +172,8 @@ class Line {
     int each, lists;  // items of a list
   };
   WL_FN Rounds rounds_of(int ctas) const {
-    const int most = items() - max((items() - 1) / p_.shared + 1, (p_.active_ctas + 1) / 2);
+    const int most =
+        items() - max((items() - 1) / p_.per_shared_prefill + 1, (p_.active_ctas + 1) / 2);
     if (most < ctas) return {0, 0};
     const int each = (most - 1) / (kMostRounds * ctas) + 1, lists = most / each;
     const wide in_rounds = (wide(lists - 1) / ctas + 1) * ctas * each;

@@ -90,7 +90,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
   // Lines of decodes on so many CTAs; see `Grid.of`.
   WL_FN Grid grid_of(int ctas) const {
     const int heads = p_.num_kv_heads;
-    const bool has_each = ctas % heads * p_.idle <= ctas && heads <= ctas;
+    const bool has_each = ctas % heads * p_.per_idle_cta <= ctas && heads <= ctas;
     return has_each ? Grid{heads, 1, ctas / heads} : Grid{1, heads, ctas};
   }
 
@@ -115,9 +115,9 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     }
     if (team_.is_first()) {
       typename K::PlanHeader header = this->header(status, totals);
-      header.num_shared = prefills.shared;
+      header.num_shared_prefills = prefills.shared;
       header.num_active = p_.active_ctas;
-      header.num_decodes = decodes.own;
+      header.num_decode_ctas = decodes.own;
       header.num_shared_decodes = decodes.shared;
       *reinterpret_cast<typename K::PlanHeader*>(p_.header) = header;
     }

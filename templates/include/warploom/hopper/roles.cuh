@@ -38,7 +38,7 @@ WL_FN void draw_cta(const typename K::Params& p, Shared<K> shared) {
     auto& header = header_of<K>(p);
     shared.drawn().read(header);
     auto* drawn = reinterpret_cast<unsigned*>(&header.drawn);
-    const unsigned share = (unsigned(header.num_decodes) << 16) / gridDim.x;
+    const unsigned share = (unsigned(header.num_decode_ctas) << 16) / gridDim.x;
     const bool decodes = should_decode(sm_number(), share);
     const unsigned before = atomicAdd(drawn, decodes ? 1u : 0x10000u);
     const unsigned from_first = before & 0xffffu, from_last = before >> 16;

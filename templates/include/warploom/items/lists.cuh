@@ -30,7 +30,7 @@ struct ClaimsLists {
   static constexpr bool kDoes = false;
 };
 template <class K>
-struct ClaimsLists<K, decltype(void(&K::PlanHeader::num_shared))> {
+struct ClaimsLists<K, decltype(void(&K::PlanHeader::num_shared_prefills))> {
   static constexpr bool kDoes = true;
 };
 
@@ -47,8 +47,8 @@ class Drawn {
   // What the plan says, and which CTA of it this one is; by one thread, before all others ask.
   template <class Header>
   WL_FN void read(const Header& header) volatile {
-    prefills_.lists = header.num_shared, prefills_.ctas = header.num_active;
-    decodes_.lists = header.num_shared_decodes, decodes_.ctas = header.num_decodes;
+    prefills_.lists = header.num_shared_prefills, prefills_.ctas = header.num_active;
+    decodes_.lists = header.num_shared_decodes, decodes_.ctas = header.num_decode_ctas;
   }
   WL_FN void be(unsigned cta) volatile { cta_ = cta; }
 
