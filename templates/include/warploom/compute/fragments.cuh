@@ -25,7 +25,8 @@ struct Fragments {
   // Row of the tile that is this thread's r-th.
   WL_FN static int row(int r) { return block_row(r / 2) + lane() / 4 + r % 2 * 8; }
   // Its c-th key lies so far behind its first one.
-  WL_FN static int first_key() { return lane() % 4 * 2; }
+  WL_FN static constexpr int first_key(unsigned lane) { return lane % 4 * 2; }
+  WL_FN static int first_key() { return first_key(lane()); }
   WL_FN static constexpr int key_step(int c) { return c / 2 * 8 + c % 2; }
   WL_FN static float& score(Scores& scores, int r, int c) {
     return scores[r / 2][c / 2][r % 2 * 2 + c % 2];
@@ -69,7 +70,8 @@ struct Fragments<K, true> {
 
   WL_FN static unsigned lane() { return threadIdx.x % kWarpSize; }
   WL_FN static int row(int r) { return lane() % 4 * 2 + r; }
-  WL_FN static int first_key() { return lane() / 4; }
+  WL_FN static constexpr int first_key(unsigned lane) { return lane / 4; }
+  WL_FN static int first_key() { return first_key(lane()); }
   WL_FN static constexpr int key_step(int c) { return c * 8; }
   WL_FN static float& score(Scores& scores, int r, int c) {
     return scores[0][c / 2][c % 2 * 2 + r];

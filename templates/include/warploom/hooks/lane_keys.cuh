@@ -14,6 +14,15 @@ class LaneKeys {
   static constexpr int kHeld = (kKeys + kWarpSize - 1) / kWarpSize;
   static constexpr int kWords = (sizeof(T) + 3) / 4;
   static_assert(Sizes<K>::kSplitKeys, "the keys of a tile are a warp's");
+  // Whether each lane keeps numbers of the keys that ask it.
+  static constexpr bool asks_its_own_lanes() {
+    for (unsigned lane = 0; lane < kWarpSize; ++lane) {
+      for (int c = 0; c < F::kThreadKeys; ++c) {
+        if (F::first_key(lane) + F::key_step(c) % kWarpSize >= kWarpSize) return false;
+      }
+    }
+    return true;
+  }
 
  public:
   // Keeps load(key) of all keys.
@@ -27,7 +36,7 @@ class LaneKeys {
   }
   // That of the thread's key c. All lanes must ask.
   WL_FN T of(int c) const {
-    // First keys are below 8, or even and below 7 where steps may be odd: no sum leaves the warp's.
+    static_assert(asks_its_own_lanes(), "no key of a thread leaves the 32 of its step");
     const int step = F::key_step(c);
     unsigned words[kWords];
 #pragma unroll
