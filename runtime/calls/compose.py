@@ -28,8 +28,8 @@ class Part:
     Attributes:
         requests: these requests, whole numbers from 0 on.
         pages: their pages, in order, likewise.
-        last_page_len: tokens in the last page, or None if it is full. Only the last part of a
-            request may end within a page.
+        last_page_len: tokens in the last page, or None if it is full; anything if there are no
+            pages. Only the last part of a request may end within a page.
     """
 
     requests: Sequence[int]
@@ -45,7 +45,8 @@ class Level:
         request_indptr: int32 [groups + 1], where each group's requests begin.
         kv_indptr: int32 [groups + 1], where each group's pages begin.
         kv_indices: int32, pages.
-        last_page_len: int32 [groups], tokens in each last page; None: all are full.
+        last_page_len: int32 [groups], tokens in each last page, anything (0, say) for a group
+            without pages; None: all are full.
     """
 
     request_indptr: Any
@@ -199,7 +200,7 @@ def compose(
     if page_size is None:
         raise ArgumentError(name="page_size", reason="parts need it")
     checked_count("page_size", page_size)
-    parts = _parts(source)
+    parts = _parts(source, page_size)
     named = max((max(part.requests, default=-1) for part in parts), default=-1) + 1
     count = named if num_requests is None else checked_number("num_requests", num_requests)
     if named > count:
@@ -212,22 +213,34 @@ def compose(
     return _page_table(tables, last)
 
 
-def _parts(source: Any) -> list[Part]:
+def _parts(source: Any, page_size: int) -> list[Part]:
     """The parts of a source, groups of levels included, with lists of Python ints."""
     if isinstance(source, (Part, Level)) or not isinstance(source, Iterable):
         shown = f"one {type(source).__name__}" if isinstance(source, (Part, Level)) else source
         reason = f"is {shown}; expected a RadixTree, or a list such as [Part(requests, pages), ...]"
         raise ArgumentError(name="source", reason=reason)
     parts: list[Part] = []
-    for given in source:
-        if not isinstance(given, (Part, Level)):
+    for at, given in enumerate(source):
+        if isinstance(given, Part):
+            parts.append(_checked(given, f"source[{at}]", page_size))
+        elif isinstance(given, Level):
+            for group, part in enumerate(given.parts()):
+                parts.append(_checked(part, f"group {group} of source[{at}]", page_size))
+        else:
             reason = f"holds {given!r}; expected Part(requests, pages) or Level(...)"
             raise ArgumentError(name="source", reason=reason)
-        parts += given.parts() if isinstance(given, Level) else [given]
-    return [
-        replace(part, requests=_ints("requests", part.requests), pages=_ints("pages", part.pages))
-        for part in parts
-    ]
+    return parts
+
+
+def _checked(part: Part, place: str, page_size: int) -> Part:
+    """The part with lists of Python ints, and with the tokens of its last page, if it has one."""
+    requests, pages = _ints("requests", part.requests), _ints("pages", part.pages)
+    tokens = page_size if part.last_page_len is None else part.last_page_len
+    if pages and not (isinstance(tokens, (int, np.integer)) and 1 <= tokens <= page_size):
+        count = f"{len(pages)} page{'s' if len(pages) > 1 else ''}"
+        reason = f"is {tokens!r} in {place}, which has {count}; expected 1 to {page_size}"
+        raise ArgumentError(name="last_page_len", reason=reason)
+    return replace(part, requests=requests, pages=pages)
 
 
 def _ints(name: str, given: Any) -> list[int]:
@@ -248,10 +261,6 @@ def _append(part: Part, tables: list[list[int]], last: list[int], page_size: int
         raise ArgumentError(name="requests", reason=reason)
     if min(pages, default=0) < 0:
         raise ArgumentError(name="pages", reason=f"{min(pages)} is no page of a cache")
-    tokens = page_size if part.last_page_len is None else part.last_page_len
-    if not isinstance(tokens, (int, np.integer)) or not 1 <= tokens <= page_size:
-        reason = f"is {tokens!r}; expected 1 to {page_size}"
-        raise ArgumentError(name="last_page_len", reason=reason)
     if not pages:
         return
     for request in part.requests:
@@ -262,7 +271,7 @@ def _append(part: Part, tables: list[list[int]], last: list[int], page_size: int
             )
             raise ArgumentError(name="parts", reason=reason)
         tables[request] += pages
-        last[request] = tokens
+        last[request] = page_size if part.last_page_len is None else part.last_page_len
 
 
 def _page_table(tables: Sequence[Sequence[int]], last: Sequence[int]) -> dict[str, Any]:

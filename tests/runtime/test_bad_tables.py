@@ -38,6 +38,7 @@ def test_trees_are_made_of_sequences() -> None:
 
 
 ONE = wl.Part([0], [1])
+GROUPS = wl.Level([0, 1, 2], [0, 1, 3], [5, 6, 7], last_page_len=[4, 0])
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,8 @@ ONE = wl.Part([0], [1])
         ([wl.Part([0], [1.5])], {}, r"pages are \[1\.5\]; expected"),  # type: ignore[list-item]
         ([wl.Part([0], [2**40])], {}, "pages: 1099511627776 is beyond 2147483647"),
         ([wl.Part([2**40], [0])], {}, "requests: 1099511627776 is beyond"),
-        ([wl.Part([0], [1], "x")], {}, "last_page_len: is 'x'; expected 1 to 4"),  # type: ignore[arg-type]
+        ([wl.Part([0], [1], "x")], {}, r"is 'x' in source\[0\], .* 1 page; expected 1 to 4"),  # type: ignore[arg-type]
+        ([GROUPS], {}, r"last_page_len: is 0 in group 1 of source\[0\], which has 2 pages; expec"),
         ([ONE], {"page_size": 0}, "page_size: is 0; expected an int of at least 1"),
         ([ONE], {"num_requests": "3"}, "num_requests: is '3'; expected an int of at least 0"),
         ([], {"num_requests": -1}, "num_requests: is -1; expected an int of at least 0"),
@@ -172,3 +174,12 @@ def test_none_is_no_tensor() -> None:
     q, none = torch.zeros(1, 2, 2, 16), None
     with pytest.raises(errors.ArgumentError, match=r"^k: is None; expected a tensor.$"):
         wl.attention(q, none, q)
+
+
+def test_a_group_without_pages_may_have_any_last_page() -> None:
+    """`compose` itself returns 0 for requests without pages, as `plan` takes it."""
+    level = wl.Level([0, 1, 2], [0, 1, 1], [5], last_page_len=[4, 0])
+    table = wl.compose([level, wl.Part([1], [], 9)], page_size=4)
+    assert {name: array.tolist() for name, array in table.items()} == {
+        "kv_indptr": [0, 1, 1], "kv_indices": [5], "last_page_len": [4, 0]
+    }  # fmt: skip
