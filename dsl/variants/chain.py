@@ -108,7 +108,7 @@ def chain(*variants: Any) -> ChainedVariant:
         ArgumentError: something that is no variant, or a class that wants arguments.
     """
     links = tuple(link for variant in variants for link in _links(variant))
-    softmax: bool | None = None
+    decider: Variant | None = None
     owner: dict[str, Variant] = {}
     for link in links:
         for name in link.fields():
@@ -117,10 +117,11 @@ def chain(*variants: Any) -> ChainedVariant:
                 raise _clash(owner[name], link, reason)
             owner[name] = link
         if link.decides_softmax():
-            if softmax is not None and softmax != link.softmax:
-                raise _clash(links[0], link, "one normalises with softmax, the other does not")
-            softmax = link.softmax
-    return ChainedVariant(links, softmax)
+            if decider is not None and decider.softmax != link.softmax:
+                reason = "one normalises with softmax, the other does not; leave `softmax` out of "
+                raise _clash(decider, link, f"{reason}the one whose functors suit either way")
+            decider = link
+    return ChainedVariant(links, None if decider is None else decider.softmax)
 
 
 def _links(variant: Any) -> tuple[Variant, ...]:

@@ -151,7 +151,8 @@ def checked_lens(kv_lens: Any, sizes: Sizes, traced: TracedVariant) -> np.ndarra
     lens = host_int32(kv_lens, "kv_lens")
     if len(lens) != sizes.batch:
         raise WrongShape(name="kv_lens", got=tuple(lens.shape), expected=f"({sizes.batch},)")
-    refuse_lengths((lens < 0) | (lens > sizes.keys), lens, "kv_lens", f"0 to {sizes.keys}")
+    expected = f"0 to {sizes.keys}, since k has {sizes.keys} key{'' if sizes.keys == 1 else 's'}"
+    refuse_lengths((lens < 0) | (lens > sizes.keys), lens, "kv_lens", expected)
     short = (lens > 0) & (lens < sizes.rows)
     if short.any() and _read_q_pos(traced.roots):
         at = int(short.argmax())

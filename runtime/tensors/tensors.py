@@ -42,6 +42,9 @@ def as_torch(value: Any, name: str, shared: bool = False) -> torch.Tensor:
         value = value.copy()  # torch ends the process when it imports one
     if value is None:
         raise ArgumentError(name=name, reason="is None; expected a tensor")
+    if isinstance(value, np.ndarray) and not value.dtype.isnative:
+        remedy = "convert it with .astype(array.dtype.newbyteorder('='))"
+        raise ArgumentError(name=name, reason=f"has bytes in another order than torch's; {remedy}")
     if not hasattr(value, "__dlpack__"):
         raise ArgumentError(
             name=name,
@@ -150,6 +153,9 @@ def host_int32(value: Any, name: str) -> np.ndarray:
         raise WrongShape(name=name, got=tuple(array.shape), expected="one dimension")
     if array.dtype != np.int32:
         if array.size and (array.min() < _INT32.min or array.max() > _INT32.max):
-            raise ArgumentError(name=name, reason="a value does not fit into int32")
+            at = int(((array < _INT32.min) | (array > _INT32.max)).argmax())
+            held = f"int32, which holds {_INT32.min} to {_INT32.max}"
+            reason = f"its value {array[at]} at [{at}] does not fit into {held}"
+            raise ArgumentError(name=name, reason=reason)
         array = array.astype(np.int32)
     return np.ascontiguousarray(array)

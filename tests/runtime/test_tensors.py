@@ -72,3 +72,19 @@ def test_arrays_that_run_backwards_are_copied_or_refused() -> None:
 def test_what_has_no_values_is_refused() -> None:
     with pytest.raises(ArgumentError, match="kv_lens: is a meta tensor"):
         host_int32(torch.zeros(2, dtype=torch.int32, device="meta"), "kv_lens")
+
+
+def test_arrays_with_bytes_in_the_other_order_are_told_how_to_turn_them() -> None:
+    array = np.arange(3, dtype=np.float32)
+    other = array.astype(array.dtype.newbyteorder())
+    with pytest.raises(ArgumentError, match=r"q: has bytes .*newbyteorder\('='\)\)"):
+        as_torch(other, "q")
+    assert as_torch(other.astype(other.dtype.newbyteorder("=")), "q").tolist() == [0, 1, 2]
+    assert host_int32(np.arange(3, dtype=">i8"), "kv_indptr").tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("value", [2**31, -(2**31) - 1])
+def test_an_index_beyond_int32_is_shown_with_its_place(value: int) -> None:
+    held = r"which holds -2147483648 to 2147483647"
+    with pytest.raises(ArgumentError, match=rf"qo_indptr: its value {value} at \[1\] .* {held}"):
+        host_int32([0, value, 2 * value], "qo_indptr")
