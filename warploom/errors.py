@@ -85,7 +85,10 @@ class WrongDevice(ArgumentError):
 
 
 class WrongShape(ArgumentError):
-    message = "{name} has shape {got}; expected {expected}."
+    message = "{name} has shape {got}; expected {expected}.{remedy}"
+
+    def __init__(self, *, remedy: str = "", **facts: Any) -> None:
+        super().__init__(remedy=remedy, **facts)
 
     @classmethod
     def of_scalar(cls, name: str, got: tuple[int, ...], dtype: str) -> WrongShape:
@@ -95,7 +98,10 @@ class WrongShape(ArgumentError):
 
 
 class WrongStride(ArgumentError):
-    message = "{name} has strides {got}; {expected}. Call .contiguous() on it."
+    message = "{name} has strides {got}; {expected}. {remedy}"
+
+    def __init__(self, *, remedy: str = "Call .contiguous() on it.", **facts: Any) -> None:
+        super().__init__(remedy=remedy, **facts)
 
 
 class BadIndptr(ArgumentError):

@@ -167,11 +167,15 @@ def _checked(memory: torch.Tensor, device: torch.device) -> torch.Tensor:
         raise WrongDevice(name="workspace", got=str(memory.device), expected=str(device))
     if memory.dtype != torch.uint8:
         raise WrongDType(name="workspace", got=str(memory.dtype), expected="torch.uint8")
-    if not memory.is_contiguous() or memory.data_ptr() % 16:
+    strides = memory.stride()
+    if not memory.is_contiguous():
+        raise WrongStride(name="workspace", got=strides, expected="it must be contiguous")
+    if past := memory.data_ptr() % 16:
         raise WrongStride(
             name="workspace",
-            got=memory.stride(),
-            expected="it must be contiguous and begin at a multiple of 16 bytes",
+            got=strides,
+            expected=f"it must begin at a multiple of 16 bytes, and begins {past} past one",
+            remedy="Give a slice that begins at a multiple, or a .clone() of it.",
         )
     refuse_freed(memory, "workspace", memory.numel())
     return memory.view(-1)

@@ -184,7 +184,8 @@ def _check_one(
         raise WrongShape(name=name, got=tuple(tensor.shape), expected=f"[{shown}]{hint}")
     refuse_freed(tensor, name, byte_span(tensor))
     if axes is not _ROW_AXES and (found := obstacle(tensor, _vector_bytes(tensor))):
-        raise WrongStride(name=name, got=tensor.stride(), expected=found.reason)
+        remedy = f"{found.remedy[0].upper()}{found.remedy[1:]}."
+        raise WrongStride(name=name, got=tensor.stride(), expected=found.reason, remedy=remedy)
 
 
 def _fits(tensor: torch.Tensor, axes: tuple[str, ...], sizes: Mapping[str, int]) -> bool:

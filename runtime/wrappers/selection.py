@@ -45,10 +45,11 @@ class PageSelectionWrapper(AttentionWrapper):
     other pages were evicted, and not that in the sequence.
 
     A plan is for numbers of pages; their names may change at any time. `select` takes another
-    tensor, such as the next layer's; new contents of the same tensor need no call, so that a CUDA
-    graph may hold what makes the selection and the attention over it. Each entry that is read must
-    be a page of the cache: on the CPU `run` checks that, on a GPU only `check_selection` does, and
-    a wrong entry reads memory outside of the cache.
+    tensor, such as the next layer's, if its shape and strides are those of the planned one; others
+    have to be planned. New contents of the same tensor need no call, so that a CUDA graph may hold
+    what makes the selection and the attention over it. Each entry that is read must be a page of
+    the cache: on the CPU `run` checks that, on a GPU only `check_selection` does, and a wrong entry
+    reads memory outside of the cache.
     """
 
     _batch: SelectedBatch | None
@@ -173,6 +174,8 @@ class PageSelectionWrapper(AttentionWrapper):
     def select(self, selection: Any) -> None:
         """Read another tensor from the next run on; shape and strides are those of the plan.
 
+        More requests than the planned tensor has are no error. For others, plan again.
+
         Raises:
             NotPlanned: there is no plan, or the last one was refused.
             WrongShape, WrongStride, WrongDType, WrongDevice: not as planned.
@@ -183,15 +186,20 @@ class PageSelectionWrapper(AttentionWrapper):
             if self._batch is None:
                 raise self._not_planned()
             before = self._selection
-            tensor = self._checked(selection, "selection", before.shape[0])
-            if tensor.shape[2] != before.shape[2]:
-                shape, expected = tuple(tensor.shape), f"{tuple(before.shape)}, as planned"
-                raise WrongShape(name="selection", got=shape, expected=expected)
+            tensor = self._checked(selection, "selection", min(1, before.shape[0]))
+            if tensor.shape[0] < before.shape[0] or tensor.shape[2] != before.shape[2]:
+                raise WrongShape(
+                    name="selection",
+                    got=tuple(tensor.shape),
+                    expected=f"{tuple(before.shape)}, as planned",
+                    remedy=" Plan again with it, as kv_indices.",
+                )
             if tensor.stride() != before.stride():
                 raise WrongStride(
                     name="selection",
                     got=tensor.stride(),
                     expected=f"expected {before.stride()}, as planned",
+                    remedy="Plan again with it, or lay it out as the planned one.",
                 )
             self._use(tensor)
         finally:

@@ -213,9 +213,11 @@ def test_select_wants_a_plan_and_its_shape() -> None:
     with pytest.raises(errors.NotPlanned):
         attention.check_selection(torch.zeros(PAGES, 2, 16, KV_HEADS, DIM))
     attention.plan([0, 1, 2], [0, 1, 5], GOOD, [3, 16])
-    with pytest.raises(errors.WrongShape, match=r"expected \(2, 2, 4\), as planned"):
+    with pytest.raises(errors.WrongShape, match=r"expected \(2, 2, 4\), as planned\. Plan again"):
         attention.select(torch.zeros(2, KV_HEADS, 5, dtype=torch.int32))
-    with pytest.raises(errors.WrongStride, match=r"; expected \(8, 4, 1\), as planned"):
+    with pytest.raises(errors.WrongShape, match=r"expected \(2, 2, 4\), as planned\. Plan again"):
+        attention.select(GOOD[:1])
+    with pytest.raises(errors.WrongStride, match=r"\(8, 4, 1\), as planned\. Plan again with"):
         attention.select(torch.zeros(2, KV_HEADS, 8, dtype=torch.int32)[..., :4])
     with pytest.raises(errors.ArgumentError, match="Paged"):
         wl.PageSelectionWrapper(

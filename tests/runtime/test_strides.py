@@ -303,7 +303,8 @@ def test_new_keys_are_appended_from_any_strides(move: Callable[..., Any]) -> Non
         found.zero_()
         wl.append(*new, found, *table)
         assert torch.equal(found, expected)
-    with pytest.raises(errors.WrongStride, match=r"k cache has strides .*last stride is 2"):
+    text = r"k cache has strides .*last stride is 2.* Lay it out with \.contiguous\(\)\.$"
+    with pytest.raises(errors.WrongStride, match=text):
         wl.append(k, v, last_apart(found), *table)
 
 

@@ -17,7 +17,7 @@ from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.fields import Tensor
 from warploom.dsl.variants.variant import Variant
-from warploom.errors import PlanMismatch
+from warploom.errors import PlanMismatch, WrongStride
 from warploom.runtime.devices import streams, tenancy
 from warploom.runtime.devices.streams import Streams
 from warploom.runtime.devices.tenancy import Tenancy
@@ -74,6 +74,17 @@ def tenants(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tenancy]:
         return Tenancy(begin, streams)
 
     return make
+
+
+def test_memory_at_an_odd_address_is_refused_with_what_helps() -> None:
+    """A contiguous tensor's .contiguous() is itself, at the same address."""
+    odd = torch.empty(4097, dtype=torch.uint8)[1:]
+    with pytest.raises(WrongStride, match=r"begins 1 past one\. Give a slice .* \.clone\(\) of it"):
+        Workspace(CPU, odd.contiguous())
+    Workspace(CPU, odd.clone())
+    Workspace(CPU, odd[15:])
+    with pytest.raises(WrongStride, match=r"must be contiguous\. Call \.contiguous\(\) on it"):
+        Workspace(CPU, odd[15::2])
 
 
 def test_who_takes_memory_over_waits_for_its_last_user(tenants: Callable[..., Tenancy]) -> None:
