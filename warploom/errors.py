@@ -156,6 +156,13 @@ class UnknownInput(ArgumentError):
         return cls(variant=variant, name=name, hint=found, known=takes)
 
 
+class UnreadInput(UnknownInput):
+    message = (
+        "append does not read {name!r} of {variant}: only key_transform and value_transform are "
+        "applied. Leave it out.{hint} It takes: {known}."
+    )
+
+
 class WrongCall(ArgumentError, TypeError):
     message = "{function}(): {reason}.{hint}"
 

@@ -27,7 +27,7 @@ from warploom.runtime.formats.batch import Batch
 from warploom.runtime.inputs.args import Geometry
 from warploom.runtime.inputs.axes import axis_sizes, check_captured, lane_sizes, reserved_sizes
 from warploom.runtime.inputs.lengths import LengthsCheck
-from warploom.runtime.inputs.missing import missing_input, read_values, unknown_input
+from warploom.runtime.inputs.missing import missing_input, read_values, stale_shape, unknown_input
 from warploom.runtime.inputs.offer import NOTHING, Offer, OfferedTensor
 from warploom.runtime.inputs.outputs import as_given, check_rows_apart, given_to_run, type_remedy
 from warploom.runtime.inputs.values import (
@@ -213,7 +213,10 @@ class Inputs:
             offered = {name: tuple(x.tensor.shape) for name, x in offer.tensors.items()}
             shapes = {**shapes, **offered}
         for name, shape in shapes.items():
-            self._check_sizes(self._tensor_fields[name], shape)
+            try:
+                self._check_sizes(self._tensor_fields[name], shape)
+            except WrongShape as error:
+                raise error if name in offer.tensors else stale_shape(error) from None
         if self.mask_scalars:
             for name in sorted(self.mask_scalars.difference(self.scalars, offer.scalars)):
                 raise self._missing(name)

@@ -8,7 +8,8 @@ from typing import Any
 
 from warploom.dsl.types.axes import axes_text
 from warploom.dsl.types.spec import TracedVariant
-from warploom.errors import MissingInput, UnknownInput, WrongCall
+from warploom.dsl.variants.variant import Variant
+from warploom.errors import MissingInput, UnknownInput, UnreadInput, WrongCall, WrongShape
 from warploom.hints import hint
 
 # Of plan() and run(), which a user may have meant by an unknown name.
@@ -39,6 +40,27 @@ def unknown_input(variant: str, name: str, fields: Sequence[str], call: str = ""
     whole = f"{call or 'attention'} without a variant" if variant == "Variant" else variant
     known = ", ".join(fields) or "nothing, since it has no fields"
     return UnknownInput(variant=whole, name=name, hint=found, known=known)
+
+
+def refuse_unread(variant: Variant, read: TracedVariant, given: Mapping[str, Any]) -> None:
+    """Raise UnreadInput for a value given to an append that only other hooks read."""
+    names = read.input_names
+    for name in given:
+        if name not in names and name not in read.unread and name in variant.fields():
+            known = ", ".join(names) or "no field of it"
+            found = hint(name, (), (), "append")
+            raise UnreadInput(variant=variant.name, name=name, hint=found, known=known)
+
+
+def stale_shape(error: WrongShape) -> WrongShape:
+    """The same of a tensor that was kept: no argument of the refused call shows it."""
+    name = error.facts["name"]
+    remedy = (
+        " It was given to an earlier plan, or bound to the variant, and stays until plan is given "
+        f"another: give plan {name}=... for this batch."
+    )
+    facts: dict[str, Any] = {**error.facts, "remedy": remedy}
+    return WrongShape(**facts)
 
 
 def refuse_absent(owner: str, q: Any, kv: Any, given: Mapping[str, Any], known: set[str]) -> None:

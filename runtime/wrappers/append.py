@@ -37,6 +37,7 @@ from warploom.runtime.inputs.append_args import (
 )
 from warploom.runtime.inputs.args import Geometry, checked_kv, key_value
 from warploom.runtime.inputs.inputs import Inputs
+from warploom.runtime.inputs.missing import refuse_unread
 from warploom.runtime.tensors.plain import refuse_freed, unrecorded
 from warploom.runtime.tensors.tensors import as_torch, byte_span
 from warploom.runtime.tensors.uncopied import Uncopied
@@ -89,7 +90,8 @@ class Appender(Uncopied):
             NoGpu, NoHostCompiler, NoCudaCompiler: the device or its compiler is missing.
         """
         self.device = resolve_device(device)
-        transforms, bound = self._applied(variant)
+        self._variant = as_variant(variant)
+        transforms, bound = self._applied(self._variant)
         self.spec = append_spec(
             transforms, kv_format=kv_format, num_kv_heads=num_kv_heads, num_q_heads=num_q_heads,
             head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype, kv_dtype=kv_dtype,
@@ -172,6 +174,8 @@ class Appender(Uncopied):
 
         No gradient flows through a cache: k and v count as detached.
         """
+        if inputs:
+            refuse_unread(self._variant, self.spec.variant, inputs)
         k, v = as_torch(k, "k"), as_torch(v, "v")
         tensors = k, v, *key_value(checked_kv(kv, self._format, shared=True))
         held = self._guard
@@ -275,6 +279,8 @@ def append(
     transforms = _plain() if made is None else transforms_of(made)
     if inputs and (declared := _READ_OFF & inputs.keys() - {*transforms.input_names}):
         refuse_declared(min(declared), inputs)
+    if inputs and made is not None:
+        refuse_unread(made, transforms, inputs)
     k, v = as_torch(k, "k"), as_torch(v, "v")
     k_cache, v_cache = key_value(checked_kv(kv, Paged(1, layout=layout), shared=True))
     for name, tensor, axes in (("k", k, 3), ("v", v, 3), ("k cache", k_cache, 4)):

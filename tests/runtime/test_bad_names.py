@@ -123,6 +123,15 @@ def test_names_of_runs(name: str, text: str) -> None:
             planned(variant).run(ROWS, (KEYS, KEYS), **{name: 0.5})
 
 
+class Scaled(wl.Variant):
+    """A scale that no append applies."""
+
+    k_scale = wl.Scalar("float32")
+
+    def logits_transform(self, logits: Any, at: wl.Position) -> Any:
+        return logits * self.k_scale
+
+
 PAGES = {"kv_indptr": [0, 1], "kv_indices": [0], "last_page_len": [3]}
 
 
@@ -136,12 +145,34 @@ PAGES = {"kv_indptr": [0, 1], "kv_indices": [0], "last_page_len": [3]}
             "^append without a variant has no input 'k_scale'. What is stored is divided by .* "
             "key_transform and value_transform of a variant of your own",
         ),
+        (
+            {"variant": wl.QKNorm(), "q_weight": torch.ones(16), "k_weight": torch.ones(16)},
+            errors.UnreadInput,
+            "does not read 'q_weight' of QKNorm: .* Leave it out. It takes: norm_eps, k_weight",
+        ),
+        (
+            {"variant": Scaled(), "k_scale": 0.5},
+            errors.UnreadInput,
+            "not read 'k_scale' of Scaled: .* is divided by .* It takes: no field of it",
+        ),
     ],
 )
 def test_names_of_appends(given: Any, error: type[Exception], text: str) -> None:
     cache = torch.zeros(2, 2, 4, 2, 16)
     with pytest.raises(error, match=text):
         wl.append(KEYS[:3], KEYS[:3], cache, [0, 3], **PAGES, **given)
+
+
+def test_an_appender_says_which_fields_it_does_not_read() -> None:
+    appender = wl.Appender(
+        wl.QKNorm(), kv_format=wl.Paged(4), num_kv_heads=2, head_dim=16, dtype="float32",
+        device="cpu",
+    )  # fmt: skip
+    given = KEYS[:3], KEYS[:3], torch.zeros(2, 2, 4, 2, 16), [0, 3]
+    with pytest.raises(errors.UnreadInput, match="does not read 'q_weight' of QKNorm"):
+        appender(*given, **PAGES, q_weight=torch.ones(16), k_weight=torch.ones(16))
+    with pytest.raises(errors.UnknownInput, match=r"no input 'kweight'\. Did you mean 'k_w"):
+        appender(*given, **PAGES, kweight=torch.ones(16))
 
 
 @pytest.mark.parametrize(("layout", "other"), [("NHD", "HND"), ("HND", "NHD")])

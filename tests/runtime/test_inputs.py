@@ -13,6 +13,7 @@ import torch
 from warploom.codegen.source import TileConfig
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.library.document_mask import DocumentMask
+from warploom.dsl.library.kv_scale import TokenKVScale
 from warploom.dsl.library.packed_mask import PackedMask, TreeMask, pack_masks
 from warploom.dsl.library.qk_norm import QKNorm
 from warploom.dsl.library.soft_cap import SoftCap
@@ -349,3 +350,16 @@ def test_rows_of_dense_tensors_are_counted_in_each_request() -> None:
     torch.testing.assert_close(out, plain + bias[:, None, None])
     with pytest.raises(WrongShape, match=r"row_bias has shape \(3,\); expected \[q_row>=4\]"):
         attention(q, q, q, variant=Causal() & RowBias(), row_bias=bias[:3])
+
+
+def test_a_tensor_that_an_earlier_plan_was_given_is_told_from_those_of_this_one() -> None:
+    def scales(keys: int) -> dict[str, Any]:
+        return {name: torch.ones(1, keys, 2) for name in ("k_scale", "v_scale")}
+
+    wrapper = AttentionWrapper(TokenKVScale(), **SHAPE)
+    wrapper.plan([0, 1], [0, 4], **scales(4))
+    with pytest.raises(WrongShape, match=r"to an earlier plan.* give plan k_scale=.* for this"):
+        wrapper.plan([0, 1], [0, 9])
+    with pytest.raises(WrongShape, match=r"kv_head=2\]\.$"):
+        wrapper.plan([0, 1], [0, 9], **scales(5))
+    wrapper.plan([0, 1], [0, 9], **scales(9))
