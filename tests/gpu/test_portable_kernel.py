@@ -56,7 +56,7 @@ FORMATS = [
     wl.Paged(5, layout="HND"),
     wl.BlockSparse(block=(7, 5)),
     wl.BlockSparse(block=(32, 128)),
-    wl.Rolling(100, 3),
+    wl.Rolling(170, 3),  # room for chunks of 70 rows under a window, which a shorter ring refuses
     wl.Rolling(64, positions="cache", layout="HND"),
 ]
 VARIANTS = [

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import warploom as wl
-from warploom import errors
+from warploom import errors, notices
 from warploom.notices import CopyWarning
 from warploom.runtime.tensors import strides
 
@@ -93,7 +93,7 @@ def test_dense_calls_of_any_strides(cuda: Any, monkeypatch: pytest.MonkeyPatch) 
     k, v = torch.randn(2, 2, 300, 2, 64, device=cuda, dtype=torch.float16)
     expected = wl.attention(q, k, v, variant=wl.Causal())
     for move in MOVES.values():
-        monkeypatch.setattr(strides, "_told", set())  # each line is told once
+        monkeypatch.setattr(notices, "_told", set())  # each line is told once
         with pytest.warns(CopyWarning, match="is copied at each call from here"):
             found = wl.attention(move(q), move(k), move(v), variant=wl.Causal())
         assert torch.equal(found, expected)
