@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from warploom.dsl.masks.intervals import SKIP, TileAnalysis
+from warploom.dsl.masks.intervals import FULL, SKIP, TileAnalysis
 from warploom.dsl.types.spec import TracedVariant
 from warploom.errors import ArgumentError
 from warploom.runtime.formats.batch import HostBatch
@@ -53,10 +53,11 @@ def refuse_overwritten(
         for row in (np.zeros_like(found), (rows[found] - 1) * few)
     )
     for at in np.flatnonzero((last == SKIP) & (first != SKIP)):
-        keys = np.arange(sinks, lost[at])  # one by one: a box around all may look seen and not be
+        # those that later rows have overwritten, one by one: a box may look seen and not be
+        count = int(rows[found[at]])
+        keys = np.arange(max(sinks, lost[at] - count + 1), lost[at])
         request, begin = np.full_like(keys, found[at]), np.zeros_like(keys)
-        if (visibility.classify(request, begin, begin + few, keys, keys + 1) != SKIP).any():
-            count = int(rows[found[at]])
+        if (visibility.classify(request, begin, begin + few, keys, keys + 1) == FULL).any():
             reason = (
                 f"gives request {found[at]} {count} rows, and tokens of the later ones have taken "
                 f"the slots of keys that its first row sees. Rolling({window + count - 1}, {sinks})"

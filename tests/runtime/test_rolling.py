@@ -152,6 +152,27 @@ def test_masks_with_holes_are_asked_key_by_key() -> None:
         plan(6)
 
 
+def test_masks_that_nobody_can_tell_of_are_let_alone() -> None:
+    class Documents(wl.Variant):
+        """A window within the document."""
+
+        of = wl.Tensor("int32", ("batch", "kv_pos"))
+
+        def logits_mask(self, at: Position) -> Value:
+            near = (at.kv_pos <= at.q_pos) & (at.q_pos - at.kv_pos < 8)
+            return near & (self.of[at.batch, at.kv_pos] == self.of[at.batch, at.q_pos])
+
+    begins_late = (torch.arange(40) >= 34).int()[None]
+    sequences = Sequences(wl.Rolling(8), [40])
+    rolling = wl.AttentionWrapper(Documents(), kv_format=sequences.format, **SHAPE)
+    rolling.plan([0, 3], [0, 40], of=begins_late)
+    q = sequences.draw(3, HEADS)
+    whole = wl.AttentionWrapper(Documents(), kv_format=wl.Ragged(), **SHAPE)
+    whole.plan([0, 3], [0, 40], of=begins_late)
+    wanted = whole.run(q, (sequences.k[0, :40], sequences.v[0, :40]))
+    torch.testing.assert_close(rolling.run(q, sequences.given()), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_slots_of_arrays_are_those_of_numbers() -> None:
     ring = wl.Rolling(5, 2)
     slots = [ring.slot_of(n) for n in range(20)]
