@@ -1,4 +1,7 @@
-"""Keys between sinks and a window are left out in a few steps, however many they are."""
+"""Keys between sinks and a window are left out in a few steps, however many they are.
+
+Masks that read tensors are not asked so: where warps walk, their lanes ask for 32 tiles at a time.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ struct Claims {
 
 // What a CTA of a launch of two roles keeps in shared memory: its number in the plan, what it may
 // claim, and the lists that it drew, by turns. So the plan's header is read once, and nobody waits
-// for it between two lists. Asked anew each time, since registers are for tiles.
+// for it between two lists.
 class Drawn {
  public:
   // What the plan says, and which CTA of it this one is; by one thread, before all others ask.

@@ -113,8 +113,10 @@ class KeyWalk {
     int size = C::kKeys;
     if constexpr (Variant::kHasLogitsMask && !C::kComposed && !C::kColumnPositions) {
       const ItemFacts<K>& facts = item_.facts();
-      for (const int left = facts.places.end - next_; size < left; size *= 2) {
-        const Range kv_pos{facts.kv_pos + next_, facts.kv_pos + next_ + min(2 * size, left)};
+      const int left = facts.places.end - next_, first = facts.kv_pos + next_;
+      for (int more; size < left; size += more) {
+        more = min(size, left - size);
+        const Range kv_pos{first, first + size + more};
         const TileClass found =
             Variant::classify(item_.p, facts.tile, facts.q_pos, kv_pos, facts.q_head);
         if (found != TileClass::kSkip) break;
