@@ -12,7 +12,7 @@ Indices = frozenset[str | int]
 # A row's number within its request is an expression of other positions (dsl/values/position.py).
 # It is made without a place in the code, which would be shown as that of every user's at.q_idx.
 _BEFORE_QUERIES = node("sub", Kind.INT, (var("kv_len"), var("q_len")))
-_Q_IDX = node("sub", Kind.INT, (var("q_pos"), _BEFORE_QUERIES))
+Q_IDX = node("sub", Kind.INT, (var("q_pos"), _BEFORE_QUERIES))
 
 
 def direct_indices(traced: TracedVariant) -> dict[str, tuple[Indices, ...]]:
@@ -26,7 +26,7 @@ def direct_indices(traced: TracedVariant) -> dict[str, tuple[Indices, ...]]:
     for load in walk(*traced.roots):
         if load.op == "load" and load.attr in found:
             for dim, index in enumerate(load.args):
-                if index is _Q_IDX:
+                if index is Q_IDX:
                     found[str(load.attr)][dim].add("q_idx")
                 elif index.op == "var":
                     found[str(load.attr)][dim].add(str(index.attr))

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from warploom.dsl.types.ir import Node, walk
+from warploom.dsl.graphs.loads import Q_IDX
+from warploom.dsl.types.ir import Node, substitute, var, walk
 from warploom.dsl.types.spec import OutputField, ScalarField, TensorField, TracedVariant
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError, UnknownInput, WrongShape
@@ -159,7 +160,8 @@ def checked_lens(kv_lens: Any, sizes: Sizes, traced: TracedVariant) -> np.ndarra
         text = (
             f"kv_lens[{at}] is {lens[at]}, and there are {sizes.rows} rows: queries stand at the "
             f"end of the keys that count, so the first {sizes.rows - lens[at]} rows lie before all "
-            "keys. If the batch is padded behind its tokens, give it without padding, to "
+            "keys. If the batch is padded behind its tokens, leave kv_lens out under a causal "
+            "mask, for it hides the padding anyway; or give the batch without padding, to "
             "AttentionWrapper(kv_format=Ragged())."
         )
         warn_once("kv_lens", text, RowsBeforeKeys)
@@ -168,5 +170,6 @@ def checked_lens(kv_lens: Any, sizes: Sizes, traced: TracedVariant) -> np.ndarra
 
 @lru_cache(maxsize=64)
 def _read_q_pos(roots: tuple[Node, ...]) -> bool:
-    """Whether anything depends on where queries stand."""
-    return any(found.op == "var" and found.attr == "q_pos" for found in walk(*roots))
+    """Whether anything depends on where queries stand, beside a row's number in its request."""
+    placed = (substitute(root, {Q_IDX: var("q_len")}) for root in roots)
+    return any(found.op == "var" and found.attr == "q_pos" for found in walk(*placed))

@@ -199,10 +199,11 @@ class Running(Planning):
         A graph is captured with the most rows of its batches. Those of no request are not touched.
         """
         bounds, rows = self._bounds, len(q) if q.ndim else 0
-        if rows == batch.q_rows or self.planned is None or isinstance(batch, OnDevice):
+        planned = self.planned  # which another thread may take away
+        if rows == batch.q_rows or planned is None or isinstance(batch, OnDevice):
             return batch
-        if rows == self.planned.batch.q_rows:
-            return self.planned.batch
+        if rows == planned.batch.q_rows:
+            return planned.batch
         is_graphs = self._keeps_plans and not self._geometry.batched
         if is_graphs and bounds is not None and rows == bounds.max_q_rows:
             return replace(batch, q_rows=rows)

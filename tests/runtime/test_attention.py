@@ -20,7 +20,7 @@ from warploom.dsl.library.soft_cap import SoftCap
 from warploom.dsl.values.functions import floor
 from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
-from warploom.dsl.variants.fields import Scalar
+from warploom.dsl.variants.fields import Scalar, Tensor
 from warploom.dsl.variants.flex import flex
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError, MissingInput, WrongShape
@@ -89,10 +89,20 @@ def test_rows_before_all_keys_are_told_once_for_each_place() -> None:
     assert not out[1, :5].any() and out[1, 5:].all()  # which is what they are warned of
 
 
+class ByRow(Variant):
+    """A row's number within its request does not depend on where it stands."""
+
+    bias = Tensor("float32", ("batch", "q_idx"))
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return logits + self.bias[at.batch, at.q_idx]
+
+
 @pytest.mark.filterwarnings("error::warploom.notices.RowsBeforeKeys")
 def test_rows_before_all_keys_are_told_only_where_they_matter() -> None:
     q, k, v = tensors()
     attention(q, k, v, variant=SoftCap(3.0), kv_lens=[21, 4])  # asks for no position
+    attention(q, k, v, variant=ByRow(), kv_lens=[21, 4], bias=torch.zeros(2, 9))
     attention(q, k, v, variant=Causal(), kv_lens=[9, 0])
 
 
