@@ -37,7 +37,8 @@ class KVScale(_ReadScaled):
     """Keys are `k_scale` and values `v_scale` times what is stored.
 
     Put it first, so that other transforms see scaled logits: `KVScale(...) & SoftCap(50.0)`. Behind
-    one that is no multiple of its logits it is refused (`ScaleBehind`).
+    one that is no multiple of its logits it is refused (`ScaleBehind`), finite numbers that stand
+    for -inf among them; one that records logits there records them without the scale.
     Transforms of keys and values see what is stored, so that only those go with it that are as many
     times as large for a vector so many times as large: rotations, but no norms.
 

@@ -101,9 +101,9 @@ class Planning(Uncopied, Shown):
             last_page_len: int32 [requests], tokens in each last page; paged only.
             kv_lens: int32 [requests], keys of each request; block-sparse only.
             q_rows: rows that q will have, if the device plans; the most that the bounds allow by
-                default. (Plans of the host need none: with `cuda_graph` runs take a ragged or paged
-                q of the batch's rows, or of all that the bounds allow, and leave what lies behind
-                the batch's in `out` and `lse` as it was.)
+                default. (Plans of the host need none: with `cuda_graph` runs take a q of the
+                batch's rows or, where it is not dense and the back end not the reference, of all
+                that the bounds allow. What lies behind the batch's in `out` and `lse` stays.)
             **inputs: values of the variant's fields, which stay for later plans until they are
                 given again; those given to `run` hold for that run alone. Scalars of the mask are
                 fixed here. A tensor of the mask given on the host, here or to the variant, is
