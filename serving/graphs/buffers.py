@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from cmath import isfinite
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,26 +122,22 @@ class Inputs:
                 self.buffers[name][rows : self._filled].fill_(one.pad)
         self._filled = rows
 
-    @contextmanager
-    def noting_padding(self, call: str, rows: int) -> Iterator[None]:
-        """Say in an error of the step, from Python 3.11 on, which of its rows are padding, if any.
+    def note_padding(self, error: Exception, call: str, rows: int) -> None:
+        """Say in an error of the step, from Python 3.11 on, how many of its rows are padding.
 
         Args:
+            error: of the step.
             call: of the pool.
             rows: of padding.
         """
-        try:
-            yield
-        except Exception as error:
-            add_note = getattr(error, "add_note", None)
-            if rows and add_note is not None and not isinstance(error, WarploomError):
-                told = ", ".join(f"{name}={one.pad!r}" for name, one in self._declared.items())
-                add_note(
-                    f"GraphPool.{call}() called the step with {rows} rows of padding, {told}: pad "
-                    "of each GraphInput must be as good to the step as any other, such as a token "
-                    "that exists."
-                )
-            raise
+        add_note = getattr(error, "add_note", None)
+        if rows == 0 or isinstance(error, WarploomError) or add_note is None:
+            return
+        told = ", ".join(f"{name}={one.pad!r}" for name, one in self._declared.items())
+        add_note(
+            f"GraphPool.{call}() called the step with {rows} rows of padding, {told}: pad of each "
+            "GraphInput must be as good to the step as any other, such as a token that exists."
+        )
 
     def clear(self) -> None:
         """Leave padding alone."""

@@ -167,8 +167,11 @@ class GraphPool:
                 served: Mode = "eager"
             else:
                 self._inputs.fill(inputs, rows)
-                with self._inputs.noting_padding("run", padded - rows):
+                try:
                     flow, served = self._captured(choice.mode, padded)
+                except Exception as error:
+                    self._inputs.note_padding(error, "run", padded - rows)
+                    raise
             self._runs[served] += 1
             self._rows += rows
             self._padding += padded - rows
@@ -207,11 +210,13 @@ class GraphPool:
                         prepare(rows)
                     try:
                         make = partial(self._runner.capture, mode, rows)
-                        with self._inputs.noting_padding("warm_up", rows):
-                            self._store.add_if_it_fits((mode, rows), make)
+                        self._store.add_if_it_fits((mode, rows), make)
                         break
                     except CaptureFailed as error:
                         self._refuse(mode, rows, error)  # so that another mode is chosen
+                    except Exception as error:
+                        self._inputs.note_padding(error, "warm_up", rows)
+                        raise
         return sum(key in self._store for key in wanted)
 
     def stats(self) -> GraphStats:
