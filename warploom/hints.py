@@ -26,6 +26,11 @@ _KEYS = "It is an option of the wrapper: AttentionWrapper(..., key_transform=...
 _LENS = "Lengths are kv_lens in attention(), kv_indptr (paged: and last_page_len) in plan()."
 
 _ROTATED = "Encodings are variants: warploom.Rope(...) and warploom.Alibi(slopes)."
+_SINKS = (
+    "Learned sinks are a variant: warploom.AttentionSink(sink), whose field is sink. A window that "
+    "leaves the first keys visible is made with a number of them: warploom.SlidingWindow(left, "
+    "sinks=0) takes others at run time."
+)
 _NO_WORKSPACE = "Leave it out: wrappers allocate what they need, or take workspace=... of yours."
 _NO_BUFFERS = (
     "Leave it out: with cuda_graph=True and bounds=warploom.Bounds(...) a wrapper has such memory."
@@ -81,7 +86,8 @@ _ELSEWHERE = {
     "k_scale": _SCALES,
     "v_scale": _SCALES,
     "q_scale": "Queries of 8 bits are not taken; a factor of q.k is sm_scale of the wrapper.",
-    "sinks": "Sinks are a variant: warploom.AttentionSink(sink), whose field is sink.",
+    "sinks": _SINKS,
+    "slopes": "Slopes that each run gives are warploom.Alibi('input').",
     **dict.fromkeys(("pos_encoding_mode", "rope_scale", "rope_theta"), _ROTATED),
     "out": _OUT,
     "lse": _OUT,

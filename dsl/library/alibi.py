@@ -17,22 +17,27 @@ class Alibi(Variant):
 
     Args:
         slopes: None computes the paper's slopes from the number of heads; an array [num_q_heads] of
-            float32 gives them; "input" leaves them to be given at each run as `slopes=...`.
+            float32 gives them; "input" leaves them to be given at each run as `slopes=...`. No call
+            takes any where they are the paper's.
     """
 
     slopes = Tensor("float32", ("q_head",))
 
     def __init__(self, slopes: Any = None) -> None:
-        self._given = slopes is not None
-        if isinstance(slopes, str):
+        if slopes is None:
+            self.left_out = ("slopes",)
+        elif isinstance(slopes, str):
             if slopes != "input":
                 reason = f"is {slopes!r}; expected None, an array or 'input'"
                 raise ArgumentError(name="slopes", reason=reason)
-        elif slopes is not None:
+        else:
             self.slopes = slopes
 
     def logits_transform(self, logits: Value, at: Position) -> Value:
-        slope = self.slopes[at.q_head] if self._given else alibi_slope(at.q_head, at.num_q_heads)
+        if "slopes" in self.left_out:
+            slope = alibi_slope(at.q_head, at.num_q_heads)
+        else:
+            slope = self.slopes[at.q_head]
         return logits + slope * (at.kv_pos - at.q_pos)
 
 

@@ -31,7 +31,9 @@ class SlidingWindow(Variant):
     Args:
         left: keys before the query; -1 is no limit.
         right: keys after the query; -1 is no limit.
-        sinks: keys at the beginning that `left` never hides (StreamingLLM).
+        sinks: keys at the beginning that `left` never hides (StreamingLLM). A window made with a
+            number, 0 too, takes others at run time; None is a window without, for which kernels
+            have no code and no call takes any.
 
     Raises:
         ArgumentError: a side below -1, or a negative number of sinks, wherever it is given.
@@ -41,8 +43,12 @@ class SlidingWindow(Variant):
     right = Scalar("int32", default=-1, check=_check_side)
     sinks = Scalar("int32", default=0, check=_check_sinks)
 
-    def __init__(self, left: int, right: int = -1, sinks: int = 0) -> None:
-        super().__init__(left=left, right=right, sinks=sinks)
+    def __init__(self, left: int, right: int = -1, sinks: int | None = None) -> None:
+        super().__init__(left=left, right=right)
+        if sinks is None:
+            self.left_out = ("sinks",)
+        else:
+            self.sinks = sinks
 
     def logits_mask(self, at: Position) -> Value:
         # The ends of both ranges depend on the row alone: a kernel works them out once for all
@@ -52,5 +58,7 @@ class SlidingWindow(Variant):
         ahead = clamp(where(self.right < 0, _FAR, self.right), 0, _FAR)
         first = maximum(at.q_pos, 0) - behind
         last = at.q_pos + ahead
-        is_sink = at.kv_pos < minimum(self.sinks, first)
-        return ((at.kv_pos >= first) | is_sink) & (at.kv_pos <= last)
+        is_seen = at.kv_pos >= first
+        if "sinks" not in self.left_out:
+            is_seen = is_seen | (at.kv_pos < minimum(self.sinks, first))
+        return is_seen & (at.kv_pos <= last)

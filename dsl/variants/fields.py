@@ -32,7 +32,7 @@ READING = "_field_reading"
 _KEYWORDS = ("q", "k", "v", "kv", "variant", "sm_scale", "return_lse", "layout", "kv_lens",
              "lse_base", "backend", "out", "lse", "qo_indptr", "kv_indptr", "kv_indices",
              "last_page_len", "q_rows", "indptr", "workspace")  # fmt: skip
-RESERVED = (*HOOKS, "softmax", "name", "fields", "inputs", *_KEYWORDS)
+RESERVED = (*HOOKS, "softmax", "name", "fields", "inputs", "left_out", *_KEYWORDS)
 
 
 class Reading(Protocol):
@@ -285,6 +285,7 @@ def _axes(
 
 
 def _get(field: Field, instance: Any, default: object) -> Value:
+    _refuse_left_out(field, instance)
     reading: Reading | None = instance.__dict__.get(READING)
     if reading is not None:
         return field.read(reading)
@@ -296,9 +297,17 @@ def _get(field: Field, instance: Any, default: object) -> Value:
 
 def _set(field: Field, instance: Any, value: object) -> None:
     refuse_under_reading(instance, field.name)
+    _refuse_left_out(field, instance)
     instance.__dict__.setdefault(VALUES, {})[field.name] = field.accept(
         value, type(instance).__name__
     )
+
+
+def _refuse_left_out(field: Field, instance: Any) -> None:
+    if field.name in instance.left_out:
+        remedy = "Make one with a value for it; its functors must not read it where it is left out."
+        reason = "this instance was made without it"
+        raise misuse(type(instance).__name__, field.name, reason, remedy)
 
 
 def refuse_under_reading(instance: Any, name: str) -> None:

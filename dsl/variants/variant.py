@@ -47,11 +47,14 @@ class Variant:
             chain with such a hook that does not grow as its vector does is refused.
         scaled_first: hooks that it multiplies with what belongs before: it is refused behind links
             with such a hook that does not grow as what it gets.
+        left_out: declared fields that this instance lacks, set in `__init__`: its functors read
+            none of them, and nobody can give values for them.
     """
 
     softmax: bool = True
     scaled_behind: ClassVar[tuple[str, ...]] = ()
     scaled_first: ClassVar[tuple[str, ...]] = ()
+    left_out: tuple[str, ...] = ()
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         made = super().__new__(cls)
@@ -163,7 +166,7 @@ class Variant:
             found.update(
                 (name, value)
                 for name, value in vars(cls).items()
-                if isinstance(value, (Scalar, Tensor))
+                if isinstance(value, (Scalar, Tensor)) and name not in self.left_out
             )
         return found
 

@@ -58,8 +58,8 @@ def test_any_number_of_links_is_flattened() -> None:
 
 def test_fields_and_values_merge() -> None:
     both = wl.SoftCap(50.0) & wl.SlidingWindow(8) & Shift()
-    assert both.inputs() == {"cap": 50.0, "left": 8, "right": -1, "sinks": 0}
-    assert list(both.fields()) == ["cap", "left", "right", "sinks", "shift"]
+    assert both.inputs() == {"cap": 50.0, "left": 8, "right": -1}
+    assert list(both.fields()) == ["cap", "left", "right", "shift"]
     traced = trace(both)
     assert [field.name for field in traced.scalars] == list(both.fields())
 

@@ -282,7 +282,7 @@ def test_a_block_mask_stands_for_its_function() -> None:
 
 def test_flex_composes() -> None:
     both = wl.flex(global_bias) & wl.SlidingWindow(4)
-    assert set(both.inputs()) == {"GLOBAL_SLOPES", "left", "right", "sinks"}
+    assert set(both.inputs()) == {"GLOBAL_SLOPES", "left", "right"}
     assert list(trace(both).hooks) == ["logits_transform", "logits_mask"]
     assert trace(wl.flex()).hooks == {}
 

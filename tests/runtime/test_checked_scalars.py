@@ -38,7 +38,7 @@ VALUES = pytest.mark.parametrize(
         (wl.SoftCap(9.0), "cap", 3, (0, -1.0, math.nan, math.inf)),
         (wl.SlidingWindow(4), "left", -1, (-2,)),
         (wl.SlidingWindow(4), "right", 0, (-2,)),
-        (wl.SlidingWindow(4), "sinks", 2, (-1,)),
+        (wl.SlidingWindow(4, sinks=0), "sinks", 2, (-1,)),
         (wl.Rope(), "rope_theta", 500.0, (0, -1.0, math.nan)),
         (wl.Rope(scaling=wl.LinearScaling(2.0)), "rope_factor", 4.0, (0.0,)),
         (wl.QKNorm(torch.ones(32), torch.ones(32)), "norm_eps", 0, (-1e-6, math.inf)),
