@@ -323,17 +323,20 @@ class Rules:
         return Problem(
             segments, heads.num_kv, heads.group_size, tile.rows, tile.keys, kernel.num_ctas,
             self.active_ctas(kernel), visibility, smaller=smaller_roles(tile),
-            prices=self.prices(tile), piece_keys=self.piece_keys,
+            prices=self.prices(kernel), piece_keys=self.piece_keys,
         )  # fmt: skip
 
-    def prices(self, tile: TileConfig) -> RolePrices | None:
-        """What work of the two roles of a tile costs."""
+    def prices(self, kernel: Kernel) -> RolePrices | None:
+        """What work of the two roles of a kernel costs one of its CTAs."""
+        tile = kernel.tile
         if not tile.of_roles:
             return None
         on_gpu = self.device.type == "cuda"
         found = role_cost(self.spec, tile) if on_gpu else role_cost_on_cpu(tile)
-        tiles = found.prefill, found.decode
-        return RolePrices.of_tiles(roles_of_tile(tile), tiles, found.saturating, self.cached_keys)
+        sharing = max(1, kernel.num_ctas // cuda_facts(self.device.index).num_sms) if on_gpu else 1
+        tiles = sharing * found.prefill, sharing * found.decode
+        saturating = min(INT32_MAX, sharing * found.saturating)
+        return RolePrices.of_tiles(roles_of_tile(tile), tiles, saturating, self.cached_keys)
 
     def check_of(self, arrays: Arrays) -> Check:
         """How a plan of a batch is checked."""

@@ -270,7 +270,7 @@ class SizeClasses:
         lists = None if stream_k else Lists(rules.piece_keys, rules.cached_keys)
         site = Site.of(
             rules.spec.kv_format, rules.heads, kernel.tile, room, rules.active_ctas(kernel),
-            rules.prices(kernel.tile), lists,
+            rules.prices(kernel), lists,
         )  # fmt: skip
         return SizeClass(choice, kernel, site, size, lists)
 

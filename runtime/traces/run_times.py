@@ -151,7 +151,7 @@ def predicted(plan: Plan, items: Records, on_gpu: bool, has_prices: bool) -> Pre
         has_prices: the prices of two roles are picoseconds.
     """
     if has_prices and plan.predicted_seconds is not None:
-        return Prediction(1e6 * plan.predicted_seconds, "by the prices of two roles")
+        return Prediction(1e6 * plan.predicted_seconds, "by the prices of two roles on an H200")
     busy = float(took_us(items).sum())
     if on_gpu:
         us = busy / plan.problem.active_ctas * plan.balance

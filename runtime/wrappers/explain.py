@@ -275,7 +275,8 @@ def _roles(plan: Plan, part: str, on_gpu: bool) -> dict[str, object]:
         for work in plan.work_of_roles()
     }
     if on_gpu:
-        facts["predicted time"] = f"{1e6 * (plan.predicted_seconds or 0.0):.1f} us"
+        time = 1e6 * (plan.predicted_seconds or 0.0)
+        facts["predicted time"] = f"{time:.1f} us, at the prices of an H200"
     return facts
 
 

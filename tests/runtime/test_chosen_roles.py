@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -245,3 +246,18 @@ def test_block_rows_are_no_decodes(planner: MakePlanner) -> None:
         kv_lens=np.array([keys]),
     )  # fmt: skip
     assert not choice(made, batch).tile.of_roles
+
+
+def test_ctas_that_share_an_sm_share_its_speed(planner: MakePlanner) -> None:
+    rules = planner(declared(kv_format=wl.Ragged()), ARCHS["sm_90a"], 132)[0].rules
+    assert rules.mixes is not None
+    tile = rules.mixes.choices[0].tile
+    alone, shared = (rules.prices(SimpleNamespace(tile=tile, num_ctas=n)) for n in (132, 264))
+    assert alone is not None and shared is not None
+    assert shared.saturating == 2 * alone.saturating
+    for one, two in zip(alone.units, shared.units, strict=True):
+        assert 2 * one - 1 <= two <= 2 * one  # rounded up from the price of a tile
+    work = (10**6, 3 * 10**6)
+    prefills, decodes = alone.ctas(work, 132)
+    assert abs(shared.ctas(work, 264)[0] - 2 * prefills) <= 1
+    assert sum(shared.ctas(work, 264)) == 2 * (prefills + decodes)

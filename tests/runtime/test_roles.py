@@ -314,5 +314,6 @@ def test_explain_tells_the_predicted_time_of_a_gpu() -> None:
     assert wrapper.planned is not None
     plan = of_problem(wrapper.planned.plan, prices=RolePrices((1000, 500), 2))
     told: Any = explain_module.__dict__["_roles"](plan, "CTA", True)
-    assert told["predicted time"] == f"{1e6 * (plan.predicted_seconds or 0):.1f} us"
+    expected = f"{1e6 * (plan.predicted_seconds or 0):.1f} us, at the prices of an H200"
+    assert told["predicted time"] == expected
     assert plan.predicted_seconds
