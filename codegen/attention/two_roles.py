@@ -65,6 +65,7 @@ class TwoRoles(CudaTemplate):
             return {}
         return {
             "drawn_at": self._drawn_at(spec, tile, tile.decode),
+            "drawn_bytes": _DRAWN_BYTES,
             "cta_threads": self.cta_threads(spec, tile),
             "decode_threads": self.decodes.threads(tile.decode),
         }

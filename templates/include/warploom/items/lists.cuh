@@ -84,6 +84,12 @@ class Drawn {
   Claims prefills_, decodes_;
   unsigned lists_[2];
 };
-static_assert(sizeof(Drawn) <= 32, "codegen/attention/two_roles.py has room for them");
+
+// That of this CTA, behind what either role has in its memory.
+template <class K>
+WL_FN volatile Drawn& drawn_in(char* shared_memory) {
+  static_assert(sizeof(Drawn) <= K::kDrawnBytes, "shared memory has room for them");
+  return *reinterpret_cast<volatile Drawn*>(shared_memory + K::kDrawnAt);
+}
 
 }  // namespace warploom

@@ -59,8 +59,7 @@ WL_FN void run_portable_roles(const typename Prefill::Params& p) {
                     Decode::kTileThreads <= Sizes<Prefill>::kThreads,
                 "a decode tile is streamed by the first threads of the CTA");
   await_earlier_kernels();
-  // Behind what either role has there.
-  volatile auto& drawn = *reinterpret_cast<volatile Drawn*>(shared_memory + Prefill::kDrawnAt);
+  volatile auto& drawn = drawn_in<Prefill>(shared_memory);
   if (threadIdx.x == 0) {
     drawn.read(header_of<Prefill>(p));
     drawn.be(blockIdx.x);
