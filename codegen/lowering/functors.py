@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from warploom.codegen.lowering.interval_cpp import classes_read, decided_function, tile_functions
+from warploom.codegen.lowering.key_bits import bits_text, shows_runs
 from warploom.codegen.lowering.lane_reads import lane_reads
 from warploom.codegen.lowering.linear_bias import LinearBias
 from warploom.codegen.lowering.logits_hooks import Language, LogitsHooks, logits_hooks
@@ -152,7 +153,18 @@ def _element_hooks(
         text += _linear_bias(on_logits.bias, source, of_row, tensors)
     if "logits_mask" in hooks:
         text += _mask_functions(variant.hooks["logits_mask"], hooks, bound, tensors)
+    if on_logits.is_of_bounds:
+        text += _key_bits(hooks["logits_mask"], Block(tensors, bound))
     return text
+
+
+def _key_bits(mask: Node, block: Block) -> list[str]:
+    block.finish(f"return {bits_text(mask, block)};", mask.source)
+    text = ["  static constexpr bool kMaskIsOfBounds = true;"]
+    if shows_runs(mask):
+        text.append("  static constexpr bool kMaskShowsRuns = true;")
+    signature = f"typename Keys::Bits key_bits({_ROW_PARAMETERS}, const Keys& keys)"
+    return [*text, "  template <class Keys>", _function(signature, block)]
 
 
 def _linear_bias(

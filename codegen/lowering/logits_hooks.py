@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from warploom.codegen.lowering.conjunction import few_tests
+from warploom.codegen.lowering.key_bits import known_parts, of_bounds
 from warploom.codegen.lowering.linear_bias import LinearBias, without_linear_bias
 from warploom.codegen.lowering.logits_scale import with_scale_outside
 from warploom.codegen.lowering.split import Split, split, with_float_distances, with_reciprocals
@@ -25,6 +26,7 @@ class LogitsHooks:
     Attributes:
         roots: by hook; the mask's open part is one more.
         states: what is kept of a tile, a row and a column.
+        is_of_bounds: the mask is one for `key_bits.bits_text`.
         factor: of transformed logits, where GPU kernels leave it to the softmax.
         bias: a term of transformed logits, where they leave it to the softmax. If nothing else is
             left of the transform, it is not among the roots.
@@ -34,6 +36,7 @@ class LogitsHooks:
     states: Split
     factor: Node | None = None
     bias: LinearBias | None = None
+    is_of_bounds: bool = False
 
 
 def logits_hooks(
@@ -47,10 +50,13 @@ def logits_hooks(
         shifts_rows: whether the softmax adds a bias that grows evenly from key to key.
     """
     found = {hook: variant.hooks[hook] for hook in SCALAR_HOOKS if hook in variant.hooks}
-    factor = bias = None
+    factor = bias = bounds = None
     if "logits_mask" in found:
         tensors = frozenset(field.name for field in variant.tensors)
         found |= _mask_in_parts(found["logits_mask"], tensors)
+    if "logits_mask" in found and "open_part" not in found and language == "cuda":
+        bounds = of_bounds(found["logits_mask"])  # CPUs test vectors of keys
+        found["logits_mask"] = bounds or found["logits_mask"]
     if "logits_transform" in found:
         mask = [root for hook, root in found.items() if hook == "logits_mask"]
         transform = with_reciprocals(found["logits_transform"], mask)
@@ -64,7 +70,11 @@ def logits_hooks(
         if transform.op == "logits" and bias is not None:
             del found["logits_transform"]
     kept = () if bias is None else (bias.slope,)
-    return LogitsHooks(found, split((*found.values(), *kept)), factor, bias)
+    if bounds is not None:
+        kept = *kept, *known_parts(bounds)
+    parts = [root for root in found.values() if root is not bounds]
+    states = split((*parts, *kept))
+    return LogitsHooks(found, states, factor, bias, bounds is not None)
 
 
 def _mask_in_parts(mask: Node, tensors: frozenset[str]) -> dict[str, Node]:

@@ -121,6 +121,13 @@ struct Variant : IdentityVariant<Params> {
     const wide kv_len = tile.kv_len;
     return {int(0LL), int(max(min(q_pos_last + 1LL, kv_len), 0LL))};
   }
+  static constexpr bool kMaskIsOfBounds = true;
+  static constexpr bool kMaskShowsRuns = true;
+  template <class Keys>
+  WL_FN static typename Keys::Bits key_bits(const Params& p, const TileInfo& tile, const TileState& ts,
+      const RowInfo& row, const RowState& rs, const Keys& keys) {
+    return keys.upto(row.q_pos);
+  }
   struct QueryTile { float t0; };
   WL_FN static QueryTile query_tile(const Params& p, const TileInfo& tile) {
     return {precise::log2(p.x_rope_theta)};

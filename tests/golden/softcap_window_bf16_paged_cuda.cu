@@ -84,7 +84,6 @@ struct Params {
   float x_cap;  // scalar input
   int x_left;  // scalar input
   int x_right;  // scalar input
-  int x_sinks;  // scalar input
 };
 
 struct Variant : IdentityVariant<Params> {
@@ -96,12 +95,10 @@ struct Variant : IdentityVariant<Params> {
             max(p.x_left < 0 ? 1073741824 : p.x_left, 0),
             min(max(p.x_right < 0 ? 1073741824 : p.x_right, 0), 1073741824)};
   }
-  struct RowState { int r0; int r1; int r2; };
+  struct RowState { int r0; int r1; };
   WL_FN static RowState row_state(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row) {
-    const int v0 = max(row.q_pos, 0) - ts.t1;
-    return {v0,
-            min(p.x_sinks, v0),
+    return {min(max(max(row.q_pos, 0) - ts.t1, -1), 268436481),
             row.q_pos + ts.t2};
   }
   WL_FN static float logits(const Params& p, const TileInfo& tile, const TileState& ts,
@@ -113,7 +110,7 @@ struct Variant : IdentityVariant<Params> {
   }
   WL_FN static bool mask(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row, const RowState& rs, int kv_pos, const ColState& cs) {
-    return ((kv_pos >= rs.r0) | (kv_pos < rs.r1)) & (kv_pos <= rs.r2);
+    return (kv_pos >= rs.r0) & (kv_pos <= rs.r1);
   }
   WL_FN static TileClass classify(const Params& p, const TileInfo& tile, Range q_pos,
       Range kv_pos, Range q_head) {
@@ -121,32 +118,30 @@ struct Variant : IdentityVariant<Params> {
     const wide x_left = p.x_left;
     const wide v0 = max(x_left < 0LL ? 1073741824LL : x_left, 0LL);
     const wide q_pos_first = q_pos.begin;
-    const wide v1 = max(q_pos_first, 0LL);
     const wide kv_pos_first = kv_pos.begin;
-    const wide x_sinks = p.x_sinks;
     const wide q_pos_last = q_pos.end - 1;
-    const wide v2 = max(q_pos_last, 0LL);
     const wide x_right = p.x_right;
-    const wide v3 = min(max(x_right < 0LL ? 1073741824LL : x_right, 0LL), 1073741824LL);
-    const bool v4 = (kv_pos_last + v0 >= v1) | (kv_pos_first < min(x_sinks, v2 - v0));
-    const bool v5 = (kv_pos_first + v0 < v2) & (kv_pos_last >= min(x_sinks, v1 - v0));
-    return tile_class(v4 & (kv_pos_first <= q_pos_last + v3), v5 | (kv_pos_last > q_pos_first + v3));
+    const wide v1 = min(max(x_right < 0LL ? 1073741824LL : x_right, 0LL), 1073741824LL);
+    return tile_class((kv_pos_last + v0 >= max(q_pos_first, 0LL)) & (kv_pos_first <= q_pos_last + v1), (kv_pos_first + v0 < max(q_pos_last, 0LL)) | (kv_pos_last > q_pos_first + v1));
   }
   WL_FN static Range kv_bounds(const Params& p, const TileInfo& tile, Range q_pos,
       Range q_head) {
     const wide q_pos_first = q_pos.begin;
     const wide x_left = p.x_left;
-    const wide v0 = max(x_left < 0LL ? 1073741824LL : x_left, 0LL);
-    const wide v1 = max(q_pos_first, 0LL) - v0;
-    const wide x_sinks = p.x_sinks;
-    const wide q_pos_last = q_pos.end - 1;
-    const wide v2 = min(x_sinks, max(q_pos_last, 0LL) - v0) - 1LL;
     const wide kv_len = tile.kv_len;
-    const wide v3 = min(max(min(max(v1, 0LL), v2 < 0LL ? kv_len : 0LL), 0LL), kv_len);
-    const wide v4 = kv_len - 1LL;
+    const wide v0 = max(max(q_pos_first, 0LL) - max(x_left < 0LL ? 1073741824LL : x_left, 0LL), 0LL);
+    const wide v1 = min(v0, kv_len);
+    const wide q_pos_last = q_pos.end - 1;
     const wide x_right = p.x_right;
-    const wide v5 = q_pos_last + min(max(x_right < 0LL ? 1073741824LL : x_right, 0LL), 1073741824LL);
-    return {int(v3), int(max(min(min(max(v1 >= kv_len ? -1LL : v4, min(v2, v4)), v5) + 1LL, kv_len), v3))};
+    const wide v2 = q_pos_last + min(max(x_right < 0LL ? 1073741824LL : x_right, 0LL), 1073741824LL);
+    return {int(v1), int(max(min(v2 + 1LL, kv_len), v1))};
+  }
+  static constexpr bool kMaskIsOfBounds = true;
+  static constexpr bool kMaskShowsRuns = true;
+  template <class Keys>
+  WL_FN static typename Keys::Bits key_bits(const Params& p, const TileInfo& tile, const TileState& ts,
+      const RowInfo& row, const RowState& rs, const Keys& keys) {
+    return keys.from(rs.r0) & keys.upto(rs.r1);
   }
 };
 

@@ -73,9 +73,11 @@ struct IdentityVariant {
   static constexpr bool kHasOutputTransform = false;
   static constexpr bool kHasColState = false;
   static constexpr bool kMaskHasParts = false;
-  static constexpr bool kClassesRead = false;    // tensors
-  static constexpr bool kLoadsElements = false;  // hooks on logits load numbers for each element
-  static constexpr bool kRecords = false;        // record() stores something
+  static constexpr bool kMaskIsOfBounds = false;  // key_bits() has the mask for many keys
+  static constexpr bool kMaskShowsRuns = false;   // each row sees a single run of keys
+  static constexpr bool kClassesRead = false;     // tensors
+  static constexpr bool kLoadsElements = false;   // hooks on logits load numbers for each element
+  static constexpr bool kRecords = false;         // record() stores something
 
   // Parts of logits() and mask() that do not depend on the element, computed once each.
   struct TileState {};

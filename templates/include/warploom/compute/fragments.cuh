@@ -28,6 +28,11 @@ struct Fragments {
   WL_FN static constexpr int first_key(unsigned lane) { return lane % 4 * 2; }
   WL_FN static int first_key() { return first_key(lane()); }
   WL_FN static constexpr int key_step(int c) { return c / 2 * 8 + c % 2; }
+  // How many of its keys have a step below `end`.
+  WL_FN static int keys_before(int end) {
+    const int within = max(0, min(end, key_step(kThreadKeys)));
+    return within / 8 * 2 + min(within % 8, 2);
+  }
   WL_FN static float& score(Scores& scores, int r, int c) {
     return scores[r / 2][c / 2][r % 2 * 2 + c % 2];
   }
@@ -73,6 +78,9 @@ struct Fragments<K, true> {
   WL_FN static constexpr int first_key(unsigned lane) { return lane / 4; }
   WL_FN static int first_key() { return first_key(lane()); }
   WL_FN static constexpr int key_step(int c) { return c * 8; }
+  WL_FN static int keys_before(int end) {
+    return (max(0, min(end, key_step(kThreadKeys))) + 7) / 8;
+  }
   WL_FN static float& score(Scores& scores, int r, int c) {
     return scores[0][c / 2][c % 2 * 2 + r];
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <warploom/compute/turned_mma.cuh>
+#include <warploom/hooks/key_bits.cuh>
 #include <warploom/hooks/lane_keys.cuh>
 #include <warploom/items/walk.cuh>
 
@@ -145,6 +146,26 @@ WL_FN void apply_hooks(const Item<K>& item, const ThreadRows<K>& hoisted, const 
   }
 }
 
+// Hides what a mask of bounds hides of a tile, and keys that do not exist. Row by row: so compilers
+// move seven bits to predicates at once.
+template <class K>
+WL_FN void hide_unseen(const Item<K>& item, const ThreadRows<K>& hoisted, const Columns<K>& columns,
+                       typename WarpMma<K>::Scores& scores) {
+  const ThreadRows<K> rows = Sizes<K>::kRowBlocks > 1 ? ThreadRows<K>(item) : hoisted;
+  const KeyBits<K> keys(columns, first_key_of_tile<K>());
+#pragma unroll
+  for (int r = 0; r < ThreadRows<K>::kCount; ++r) {
+    const Row<K>& at = item.row(ThreadRows<K>::row(r));
+    const auto seen = keys.existing() & K::Variant::key_bits(item.p, item.tile_of(at), rows.tile(r),
+                                                             at, rows.state[r], keys);
+#pragma unroll
+    for (int c = 0; c < Fragments<K>::kThreadKeys; ++c) {
+      float& score = Fragments<K>::score(scores, r, c);
+      score = keys.has(seen, c) ? score : kHidden<typename K::Variant>;
+    }
+  }
+}
+
 // Hides keys that do not exist. Few tiles have any, so the others do not ask each element.
 template <class K>
 WL_FN void hide_absent(const Columns<K>& columns, typename WarpMma<K>::Scores& scores) {
@@ -212,6 +233,13 @@ WL_FN void transform_logits(const Item<K>& item, const ThreadRows<K>& rows,
     }
   }
   if constexpr (Variant::kRecords) record_logits(item, columns, visit, scores);
+  if constexpr (kHasKeyBits<K>) {
+    if constexpr (Variant::kHasLogitsTransform) {
+      apply_hooks<TileClass::kFull>(item, rows, columns, scores, ahead);
+    }
+    if (!visit.is_full()) hide_unseen(item, rows, columns, scores);
+    return;
+  }
   if (KeyWalk<K>::kTellsOpen && visit.is(TileClass::kOpen)) {
     apply_hooks<TileClass::kOpen>(item, rows, columns, scores, ahead);
   } else if (Variant::kHasLogitsMask && !visit.is_full()) {
