@@ -8,10 +8,9 @@ one wrapper that plans the whole batch and chooses roles by itself, "one tile" t
 roles, "two roles" always with them, "two in turn" and "two streams" a wrapper for each kind of
 request, "... alone" each half, which bounds all others. Of a row with several ways (`kept` in its
 params) the fastest counts.
-"mixed" has twelve batches with goals, "mixed_drawn" N as a server meets them, "mixed_pure" batches
-of one kind through a wrapper that has planned a mixed one, "mixed_fp8" the twelve over a cache of 8
-bits, without peers, and with a portable tile. A run that its limit ends keeps what it
-has.
+"mixed" has twelve batches with goals, "mixed_drawn" N of drawn sizes, "mixed_pure" batches of one
+kind through a wrapper that has planned a mixed one, "mixed_fp8" the twelve over a cache of 8 bits,
+without peers, and with a portable tile. A run that its limit ends keeps what it has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Mixed batches: one prefill chunk at the end of its context, and requests that decode.
 
-The twelve of the table are equal decodes of one context. Others are drawn as a server meets them,
-with a fixed seed: batch i is the same one however many are drawn.
+The twelve of the table are equal decodes of one context. Others are drawn with a fixed
+seed, one chunk each, sizes log-uniform and independent: no record of a server. Batch i is the same
+one however many are drawn.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def log_uniform(rng: np.random.Generator, low: int, high: int, size: int) -> lis
 
 
 def drawn_batch(number: int) -> Batch:
-    """Batch `number` of the trace: every second one has a soft-cap or a window, in turn."""
+    """Batch `number` of the drawn ones: every second one has a soft-cap or a window, in turn."""
     rng = np.random.default_rng((SEED, number))
     (chunk,) = log_uniform(rng, SHORTEST, LARGEST_CHUNK, 1)
     (context,) = log_uniform(rng, chunk, LONGEST, 1)

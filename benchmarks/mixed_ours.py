@@ -21,6 +21,7 @@ from mixed_goals import (
     PORTABLE_TILE,
     PREFILL_ALONE,
     TWO_ROLES,
+    TWO_STREAMS,
 )
 from narrow_caches import PORTABLE
 from peers import planned
@@ -34,7 +35,6 @@ from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileConfig
 from warploom.runtime.devices.device import cuda_facts
 
-TWO_STREAMS = "two streams"
 BESIDE = "two CTAs an SM"
 # small enough for one of prefill and one of decode on each SM of a Hopper GPU
 SMALL_PREFILLS = tuple(TileConfig(64, 64, 4, stages, "hopper") for stages in (2, 3))

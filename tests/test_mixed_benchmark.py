@@ -193,14 +193,27 @@ def test_each_peer_has_its_mean_and_of_some_the_faster_counts(
 ) -> None:
     rows = []
     for case, own, serial, one_call, pod in (("a", 1.5, 4.0, 2.0, 8.0), ("b", 3.0, 2.0, 4.0, 8.0)):
+        streams = {"a": 0.96, "b": 5.0}[case]
         peers = {"FlashAttention-3 serial": serial, "FlashAttention-3": one_call}
         rows += rows_of(harness, case, (1, 1, 1), one_plan=1.0, two_in_turn=own, **peers)
-        rows += rows_of(harness, case, (1, 1, 1), **{"FlashInfer POD": pod})
+        rows += rows_of(harness, case, (1, 1, 1), two_streams=streams, **{"FlashInfer POD": pod})
     lines = goals.of_peers(rows)
     assert "| FlashAttention-3 | 2 | 2.828 | 2.000 | 4.000 |" in lines
     assert "| the better of FlashAttention-3's | 2 | 2.000 | 2.000 | 2.000 |" in lines
     assert "| the better POD of FlashInfer's | 2 | 8.000 | 8.000 | 8.000 |" in lines
     assert "| two in turn, or the fastest peer | 2 | 1.732 | 1.500 | 2.000 |" in lines
+    assert "| the fastest of all | 2 | 1.386 | 0.960 | 2.000 |" in lines
+    said = "Beside the fastest of all: geometric mean 1.386 (goal 1.20: yes); 1 below 0.98"
+    assert f"{said} (goal: none): a (0.960)." in lines
+
+
+def test_the_record_is_held_against_all_rivals(harness: ModuleType, goals: ModuleType) -> None:
+    """The figures of docs/mixed-batches.md."""
+    _, rows = harness.load_rows(harness.RESULTS / "mixed_drawn_peers.jsonl")
+    lines = goals.of_peers(rows)
+    assert "| the fastest of all | 100 | 1.091 | 0.948 | 1.373 |" in lines
+    (said,) = (line for line in lines if line.startswith("Beside the fastest of all"))
+    assert "1.091 (goal 1.20: no); 6 below 0.98" in said
 
 
 def test_pure_batches_may_lose_a_hundredth(harness: ModuleType, goals: ModuleType) -> None:
