@@ -43,7 +43,8 @@ def test_the_record_gained_less_on_average_and_more_in_some_batches(
     assert len(found) == 100
     estimate, got = mixed_estimate.means(found)
     assert (round(estimate, 3), round(got, 3)) == (1.188, 1.134)
-    assert (mixed_estimate.passed(found), mixed_estimate.passed(found, mixed_estimate.MUCH)) == (24, 10)
+    assert mixed_estimate.passed(found) == 24
+    assert mixed_estimate.passed(found, mixed_estimate.MUCH) == 10
 
 
 def test_what_passes_the_estimate_is_printed(
@@ -61,6 +62,8 @@ def test_only_what_is_above_passes_an_estimate(mixed_estimate: ModuleType) -> No
     assert mixed_estimate.passed(found) == 2 and mixed_estimate.passed(found, 1.05) == 1
 
 
-def test_rows_without_both_ways_are_left_out(mixed_estimate: ModuleType, harness: ModuleType) -> None:
+def test_rows_without_both_ways_are_left_out(
+    mixed_estimate: ModuleType, harness: ModuleType
+) -> None:
     _, rows = harness.load_rows(harness.RESULTS / "mixed_drawn_peers.jsonl")
     assert mixed_estimate.gains([row for row in rows if row.impl != "one plan"]) == []
