@@ -338,6 +338,17 @@ def picture(benchmark: str) -> str:
     return f"![{TITLES[benchmark]}](../benchmarks/results/{benchmark}.png)\n"
 
 
+def without_rates(records: dict[str, tuple[dict[str, Any], list[Row]]]) -> str:
+    """A line that names benchmarks of a GPU whose runs did not measure how fast it was."""
+    missing: dict[str, list[str]] = {}
+    for name, (machine, rows) in records.items():
+        known = {row.impl.split()[0] for row in ceilings_of(rows)}
+        if machine["device"].startswith("NVIDIA") and (lacks := {"matmul", "copy"} - known):
+            missing.setdefault(" and ".join(sorted(lacks)), []).append(f"`{name}`")
+    told = "; ".join(f"{rates}: {', '.join(names)}" for rates, names in missing.items())
+    return f"Run without a rate, by the names of records: {told}.\n" if told else ""
+
+
 def section(parts: Sequence[str]) -> str:
     body = "\n".join(parts) or "No figures are recorded yet; `make bench` on a GPU records them.\n"
     return f"{BEGIN}\n\n{body}\n{END}"
@@ -361,7 +372,7 @@ def order(path: Path) -> tuple[int, str]:
 def main(argv: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if argv is None else argv)
     folder = Path(given[0]) if given else RESULTS
-    parts = []
+    parts, shown = [], {}
     for path in sorted(folder.glob("*.jsonl"), key=order):
         if path.stem in NOT_SHOWN:
             continue
@@ -376,6 +387,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             except ModuleNotFoundError as missing:
                 print(f"no picture of {path.stem}: {missing}; install matplotlib")
         parts.append(markdown(path.stem, machine, rows))
+        shown[path.stem] = machine, rows
+    parts.insert(0, without_rates(shown))
     if folder == RESULTS and FIGURES.exists():
         FIGURES.write_text(replace_section(FIGURES.read_text(), section(parts)))
     else:

@@ -212,6 +212,22 @@ def test_a_table_without_figures_is_left_out(
     assert "New keys" not in capsys.readouterr().out and not list(tmp_path.glob("*.png"))
 
 
+def test_records_of_a_gpu_without_a_rate_are_named(harness: ModuleType, plot: ModuleType) -> None:
+    def record(device: str, *rates: str) -> tuple[dict[str, str], list[Any]]:
+        rows = [harness.Row("x", "ceiling", f"{rate} of all", 1.0, "GB/s") for rate in rates]
+        return {"device": device}, rows
+
+    records = {
+        "whole": record("NVIDIA H200", "copy", "matmul"),
+        "neither": record("NVIDIA H200", "read"),
+        "half": record("NVIDIA H100", "copy"),
+        "host": record("AMD EPYC"),
+    }
+    said = plot.without_rates(records)
+    assert said.endswith(": copy and matmul: `neither`; matmul: `half`.\n")
+    assert plot.without_rates({"whole": records["whole"]}) == ""
+
+
 def test_a_sweep_times_every_tile_and_stops_in_time(harness: ModuleType, tmp_path: Path) -> None:
     sweep = __import__("tile_sweep")
     sweep.main(["--device", "cpu", "--out", str(tmp_path)])
