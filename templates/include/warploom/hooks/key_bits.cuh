@@ -24,15 +24,17 @@ class KeyBits {
   WL_FN KeyBits(const Columns<K>& columns, int first_key)
       : begin_(columns.kv_pos(first_key)), count_(columns.count - first_key) {}
 
-  // Keys up to a position, and from one on.
-  WL_FN Bits upto(int kv_pos) const { return lowest(F::keys_before(kv_pos - begin_ + 1)); }
-  WL_FN Bits from(int kv_pos) const { return ~lowest(F::keys_before(kv_pos - begin_)); }
-  WL_FN Bits all_if(bool condition) const { return condition ? ~Bits(0) : Bits(0); }
-  WL_FN Bits existing() const { return lowest(F::keys_before(count_)); }
+  // Keys that exist, up to a position, from one on, or if a condition of the row holds.
+  WL_FN Bits upto(int kv_pos) const {
+    return lowest(F::keys_before(min(kv_pos - begin_ + 1, count_)));
+  }
+  WL_FN Bits from(int kv_pos) const { return all() & ~lowest(F::keys_before(kv_pos - begin_)); }
+  WL_FN Bits all_if(bool condition) const { return condition ? all() : Bits(0); }
 
   WL_FN static bool has(Bits bits, int c) { return (bits >> c & 1) != 0; }
 
  private:
+  WL_FN Bits all() const { return lowest(F::keys_before(count_)); }
   // So many bits from the lowest on, all 32 if it is as many.
   WL_FN static Bits lowest(int count) { return ~Bits(~0ull << count); }
 

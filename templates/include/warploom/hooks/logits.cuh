@@ -156,8 +156,8 @@ WL_FN void hide_unseen(const Item<K>& item, const ThreadRows<K>& hoisted, const 
 #pragma unroll
   for (int r = 0; r < ThreadRows<K>::kCount; ++r) {
     const Row<K>& at = item.row(ThreadRows<K>::row(r));
-    const auto seen = keys.existing() & K::Variant::key_bits(item.p, item.tile_of(at), rows.tile(r),
-                                                             at, rows.state[r], keys);
+    const auto seen =
+        K::Variant::key_bits(item.p, item.tile_of(at), rows.tile(r), at, rows.state[r], keys);
 #pragma unroll
     for (int c = 0; c < Fragments<K>::kThreadKeys; ++c) {
       float& score = Fragments<K>::score(scores, r, c);
