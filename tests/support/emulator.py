@@ -15,6 +15,7 @@ from support.std_headers import plain_command, precompiled
 from warploom.codegen.attention.templates import template_of
 from warploom.codegen.compilers.arch import Arch, arch_named
 from warploom.codegen.kinds import KernelSpec
+from warploom.codegen.launch_shape import LaunchShape
 from warploom.codegen.source import KernelSource, TileChoice
 from warploom.runtime.devices import loaded
 from warploom.runtime.launching.kernels import Kernel
@@ -34,14 +35,14 @@ alignas(1024) char shared_memory[1 << 18];
 }
 }
 extern "C" __attribute__((visibility("default"))) bool emulate(
-    const void* p, unsigned blocks, unsigned threads, unsigned order) {
+    const void* p, unsigned blocks, unsigned threads, unsigned bytes, unsigned order) {
   static warploom::Params params;  // whose maps are aligned
   std::memcpy(&params, p, sizeof(params));
-  static const bool begins = fibers::do_at_begin([] {
-    for (char* memory : {warploom::shared_memory, warploom::hopper::shared_memory}) {
-      std::memset(memory, 0xff, 1 << 18);
-    }
-  });
+  fibers::shared.clear();
+  for (char* memory : {warploom::shared_memory, warploom::hopper::shared_memory}) {
+    std::memset(memory, 0xff, 1 << 18);
+    fibers::shared.push_back({memory, bytes});
+  }
   return fibers::run(blocks, threads, order, [] { warploom_kernel(params); });
 }
 """
@@ -91,7 +92,8 @@ class Emulator:
     """Builds the CUDA text of kernels for the host.
 
     Attributes:
-        order: in which threads run: 0 ascending, 1 descending, else a random one by its seed.
+        order: in which CTAs and their threads run: 0 ascending, 1 descending, else a random one by
+            its seed, in which CTAs take turns.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -112,16 +114,17 @@ class Emulator:
         return Kernel(made.source, made.artifact, CTAS, made.bind, tile, before)
 
     def _load(self, of: KernelSpec, source: KernelSource, arch: Arch) -> loaded.Kernel:
-        bind = self._bind(source.text, of.launch(arch).threads)
+        bind = self._bind(source.text, of.launch(arch))
         return loaded.Kernel(source, None, CTAS, bind)  # type: ignore[arg-type]
 
-    def _bind(self, text: str, threads: int) -> Any:
+    def _bind(self, text: str, shape: LaunchShape) -> Any:
         """Compiles at the first launch: some tests only look at what would be launched."""
 
         def launch(address: int) -> None:
             run = self._built.get(text) or self._build(text)
             self._built[text] = run
-            assert run(address, CTAS, threads, self.order), f"all wait, in order {self.order}"
+            grid = CTAS, shape.threads, shape.shared_bytes
+            assert run(address, *grid, self.order), f"all wait, in order {self.order}"
 
         return lambda params: lambda _: launch(params.address)
 
@@ -130,6 +133,6 @@ class Emulator:
             text + _HARNESS, self._folder / f"kernel{len(self._built)}.cpp"
         )
         run = library["emulate"]
-        run.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint)
+        run.argtypes = (ctypes.c_void_p, *(ctypes.c_uint,) * 4)
         run.restype = ctypes.c_bool
         return run

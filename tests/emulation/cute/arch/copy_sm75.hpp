@@ -10,7 +10,7 @@ struct LoadMatrices {
   static void copy(const uint128_t& source, unsigned& a, unsigned& b, unsigned& c, unsigned& d) {
     unsigned* const to[4] = {&a, &b, &c, &d};
     const unsigned lane = fibers::running % 32, first = fibers::running / 32 * 32;
-    fibers::values[fibers::running] = reinterpret_cast<long long>(&source);
+    fibers::cta->values[fibers::running] = reinterpret_cast<long long>(&source);
     fibers::wait_for_warp();
     for (int i = 0; i < 4; ++i) {
       unsigned short pair[2];
@@ -19,7 +19,7 @@ struct LoadMatrices {
         const unsigned row = kTransposed ? other : lane / 4;
         const unsigned column = kTransposed ? lane / 4 : other;
         pair[e] =
-            reinterpret_cast<const unsigned short*>(fibers::values[first + 8 * i + row])[column];
+            reinterpret_cast<const unsigned short*>(fibers::cta->values[first + 8 * i + row])[column];
       }
       *to[i] = pair[0] | unsigned(pair[1]) << 16;
     }

@@ -53,8 +53,10 @@ struct Products {
   std::size_t done = 0;
   std::deque<std::size_t> batches;  // where each ends
 };
-inline std::vector<Products> of_threads;
-static const bool kBegins = fibers::do_at_begin([] { of_threads.assign(blockDim.x, {}); });
+inline std::vector<std::vector<Products>> of_ctas;
+static const bool kBegins = fibers::do_at_begin(
+    [] { of_ctas.assign(gridDim.x, std::vector<Products>(blockDim.x)); });
+inline Products* of_threads() { return of_ctas[blockIdx.x].data(); }
 
 // An accumulator, or whether it is added to.
 struct Last {
@@ -67,7 +69,7 @@ struct Last {
 inline void issue(Product product, std::initializer_list<Last> last) {
   product.sums = last.begin()->sum;
   product.adds = (last.end() - 1)->scale == ScaleOut::One;
-  of_threads[fibers::running].issued.push_back(product);
+  of_threads()[fibers::running].issued.push_back(product);
 }
 
 // A thread's sums: of rows lane / 4 and 8 behind, two columns of every eight.
@@ -124,10 +126,10 @@ struct FromRegisters {
     const unsigned first = fibers::running / 4 * 4;  // of four threads that share rows
     fibers::wait_until([=] {
       const auto has = [=](const Products& other) { return other.issued.size() > index; };
-      return std::all_of(&of_threads[first], &of_threads[first] + 4, has);
+      return std::all_of(of_threads() + first, of_threads() + first + 4, has);
     });
     const auto left = [&](unsigned row, unsigned term) {
-      const Product& other = of_threads[first + term % 8 / 2].issued[index];
+      const Product& other = of_threads()[first + term % 8 / 2].issued[index];
       return static_cast<unsigned short>(other.registers[row / 8 + term / 8 * 2] >>
                                          16 * (term % 2));
     };
@@ -154,13 +156,13 @@ inline void warpgroup_arrive() {}
 template <class Register>
 void warpgroup_fence_operand(Register&) {}
 inline void warpgroup_commit_batch() {
-  auto& own = SM90::GMMA::of_threads[fibers::running];
+  auto& own = SM90::GMMA::of_threads()[fibers::running];
   own.batches.push_back(own.issued.size());
 }
 template <int kPending>
 void warpgroup_wait() {
   const unsigned thread = fibers::running;
-  auto& all = SM90::GMMA::of_threads;
+  auto* const all = SM90::GMMA::of_threads();
   for (; all[thread].batches.size() > kPending; all[thread].batches.pop_front()) {
     for (auto& done = all[thread].done; done < all[thread].batches.front(); ++done) {
       const auto product = all[thread].issued[done];

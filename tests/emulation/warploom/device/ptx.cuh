@@ -24,12 +24,12 @@ unsigned pack(Element, float low, float high) {
 
 inline unsigned transpose(unsigned pair) {
   const unsigned lane = fibers::running % 32, first = fibers::running / 32 * 32;
-  fibers::values[fibers::running] = pair;
+  fibers::cta->values[fibers::running] = pair;
   fibers::wait_for_warp();
   unsigned transposed = 0;
   for (unsigned i = 0; i < 2; ++i) {  // row 2 * (lane % 4) + i, column lane / 4
     const unsigned from = first + (lane % 4 * 2 + i) * 4 + lane / 8;
-    const unsigned half = unsigned(fibers::values[from]) >> lane / 4 % 2 * 16 & 0xffffu;
+    const unsigned half = unsigned(fibers::cta->values[from]) >> lane / 4 % 2 * 16 & 0xffffu;
     transposed |= half << 16 * i;
   }
   fibers::wait_for_warp();
@@ -45,7 +45,7 @@ inline long long global_nanoseconds() {
 
 inline unsigned sm_number() { return blockIdx.x / 2; }  // two CTAs fit
 
-inline void named_sync(int id, int threads) { fibers::wait(fibers::named[id], threads); }
+inline void named_sync(int id, int threads) { fibers::wait(fibers::cta->named[id], threads); }
 inline void named_meet(int id, int threads) { named_sync(id, threads); }
 
 inline unsigned count_release_acquire(unsigned* counter) { return (*counter)++; }

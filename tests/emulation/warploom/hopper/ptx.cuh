@@ -59,7 +59,7 @@ inline void barrier_wait(Barrier* barrier, int parity) {
 }
 inline void fence_async_proxy() {}
 
-inline void named_arrive(int id, int threads) { fibers::arrive(fibers::named[id], threads); }
+inline void named_arrive(int id, int threads) { fibers::arrive(fibers::cta->named[id], threads); }
 
 template <int>
 void set_registers_up() {}
@@ -67,13 +67,13 @@ template <int>
 void set_registers_down() {}
 
 inline void arrive_after_copies(Barrier* barrier) {
-  fibers::pending[fibers::running].push_back([=] { barrier_arrive(barrier); });
+  fibers::cta->pending[fibers::running].push_back([=] { barrier_arrive(barrier); });
 }
 
 inline void tma_load(const void* map, Barrier* barrier, void* smem, int column, int token, int head,
                      int block) {
   const TensorMap of = *static_cast<const TensorMap*>(map);
-  fibers::pending[fibers::running].push_back([=] {
+  fibers::cta->pending[fibers::running].push_back([=] {
     const unsigned size = of.lane_bytes, row_bytes = size * of.box_lanes;
     const bool exists = head < of.sizes[2] && block < of.sizes[3];
     for (unsigned row = 0; row < of.box_tokens; ++row) {
