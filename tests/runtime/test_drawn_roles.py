@@ -1,12 +1,8 @@
-"""Prefill and decode in one launch, run by fibers: any kernel, any mix, threads in any order."""
+"""Prefill and decode in one launch, run by fibers: any kernel, any mix, CTAs in any order."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +10,7 @@ from hypothesis import strategies as st
 from support.emulator import CTAS, Emulator
 from support.query_rope import QueryRope
 from support.sampling import few
+from support.short_lists import short_ones_count
 
 import warploom as wl
 from warploom.codegen.attention.templates import template_of
@@ -27,8 +24,6 @@ from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
 from warploom.runtime.trials.case import Case, Setup
 from warploom.runtime.trials.trials import mismatch
-from warploom.scheduler.composed import sharing
-from warploom.scheduler.model.roles import RolePrices
 
 SM90 = arch_named("sm_90a")
 # The first of each is in the first example of every run, the others are in those that are drawn.
@@ -53,7 +48,7 @@ TILES = {
 }
 PAGES: list[KVFormat] = [
     *(wl.Paged(16), wl.Ragged(), wl.Paged(1), wl.Paged(3), wl.Paged(8, layout="HND")),
-    wl.Paged(64),
+    *(wl.Paged(64), wl.BlockSparse(block=(16, 32)), wl.Rolling(64, 4, positions="cache")),
 ]
 COMPOSED: list[KVFormat] = [wl.Composed(16), wl.Composed(1), wl.Composed(3), wl.Composed(8)]
 VARIANTS: list[Variant] = [
@@ -66,6 +61,8 @@ VARIANTS: list[Variant] = [
     wl.Causal() & QueryRope(),
     wl.Causal() & wl.Rope(),
     wl.Causal() & wl.QKNorm(),
+    wl.Causal() & wl.AttentionSink(),
+    wl.PrefixLM(),
 ]
 DIMS = [(128, 128), (64, 64), (96, 96), (64, 40), (40, 72)]
 STORED = [None, None, "float8_e4m3fn", "float8_e5m2", "int8"]
@@ -127,22 +124,6 @@ def batches(draw: Any, setup: Setup, group: int, mix: str) -> Case:
     return Case(setup, q_lens, kv_lens, heads, group, scale, seed=order, sm_limit=limit)
 
 
-@contextmanager
-def short_ones_count(are_cut: bool) -> Iterator[None]:
-    """What tests have is shorter than what is worth sharing, claiming or cutting on a GPU."""
-
-    def tiles(prices: RolePrices, keys: int) -> int:
-        return 0 if are_cut else -(-prices.shortest_cut // keys)
-
-    with (
-        mock.patch.object(RolePrices, "least_claim", lambda _, model, keys: model.least_slice),
-        mock.patch.object(RolePrices, "cut_tiles", tiles),
-        mock.patch.multiple(sharing, PER_ITEM=0, PER_ROW=0),
-        mock.patch.dict(os.environ, WARPLOOM_VERIFY_PLANS="1"),
-    ):
-        yield
-
-
 @pytest.mark.parametrize("kind", TILES)
 @settings(
     max_examples=few(2, of=12),
@@ -151,9 +132,11 @@ def short_ones_count(are_cut: bool) -> Iterator[None]:
 @given(data=st.data())
 def test_any_mix_is_right_in_any_order(emulator: Emulator, kind: str, data: st.DataObject) -> None:
     """Of each kernel, which takes longer to compile than to run, one batch of either role alone
-    and one of both. The plans are verified, and CTAs and their warps come in a random order."""
+    and one of both. The plans are verified; CTAs take turns, and their warps, in a random order."""
     variant, setup = data.draw(kernels(kind), label="kernel")
-    groups = data.draw(st.permutations(GROUPS), label="groups")
+    assert setup.tile is not None and setup.tile.decode is not None
+    fitting = [size for size in GROUPS if size <= setup.tile.decode.rows]
+    groups = data.draw(st.permutations(fitting), label="groups")
     for mix, group in zip(("both", "decodes", "prefills"), groups, strict=False):
         case = data.draw(batches(setup, group, mix), label=mix)
         emulator.order = case.seed
