@@ -41,6 +41,9 @@ BATCHES = [
 ]
 PORTABLE = TileConfig(64, 64, 4, 2, decode=TileConfig(16, 64, 2, 2))
 EIGHT = TileConfig(64, 64, 4, 2, decode=TileConfig(8, 64, 2, 2))
+STREAMED = wl.Causal() & wl.SlidingWindow(300, sinks=4)
+PACKED = wl.Causal() & wl.DocumentMask(torch.arange(4000, dtype=torch.int32)[None] // 130)
+ROTATED = wl.Rolling(600, 4, positions="cache", layout="HND")
 LONG = (1024, *(1,) * 32), (16384,) * 33  # for which two roles pay
 
 
@@ -75,6 +78,20 @@ def cut_all(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
         (wl.Causal(), wl.Paged(16), "bfloat16", (64, 64), SMALL),
         (wl.Causal(), wl.Paged(16), "bfloat16", (128, 128), PORTABLE),
         (wl.Causal() & wl.Rope(), wl.Ragged(), "float16", (64, 64), PORTABLE),
+        (wl.Causal(), wl.BlockSparse(block=(16, 32)), "bfloat16", (128, 128), GATHERED),
+        (wl.Causal() & wl.SoftCap(20.0), wl.BlockSparse(block=(7, 5)), "float16", (64, 64), TILE),
+        (wl.Causal(), wl.BlockSparse(block=(32, 128)), "bfloat16", (128, 128), PORTABLE),
+        (STREAMED, wl.Rolling(700, 4), "bfloat16", (128, 128), GATHERED),
+        (STREAMED, wl.Rolling(700, 4), "float16", (64, 64), PORTABLE),
+        (wl.Causal() & wl.Rope(), ROTATED, "bfloat16", (128, 128), TALLER),
+        # masks and logits that requests, rows or heads have of their own
+        (STREAMED, wl.Paged(16), "bfloat16", (128, 128), CHOSEN),
+        (wl.Causal() & wl.AttentionSink(), wl.Paged(16), "bfloat16", (128, 128), CHOSEN),
+        (wl.Causal() & wl.AttentionSink(), wl.Composed(16), "float16", (64, 64), PORTABLE),
+        (wl.PrefixLM(), wl.Ragged(), "bfloat16", (128, 128), GATHERED),
+        (wl.PrefixLM(), wl.Paged(1), "float16", (64, 64), PORTABLE),
+        (PACKED, wl.Paged(3), "bfloat16", (128, 128), TILE),
+        (PACKED, wl.Ragged(), "bfloat16", (64, 64), PORTABLE),
     ],
 )
 def test_mixes_agree_with_the_oracle(
