@@ -35,8 +35,9 @@ PAGE, LONGEST, REQUESTS = 16, 3000, 150
 _HARNESS = """
 char memory[1 << 20];
 extern "C" __attribute__((visibility("default"))) void emulate(
-    const warploom::Params* p, unsigned blocks, unsigned threads, int descending) {
-  fibers::run(blocks, threads, descending != 0, [p] { warploom_planner(*p); });
+    const warploom::Params* p, unsigned bytes, unsigned blocks, unsigned threads, unsigned order) {
+  fibers::shared = {{memory, bytes}};
+  fibers::run(blocks, threads, order, [p] { warploom_planner(*p); });
 }
 """
 
@@ -58,7 +59,7 @@ class Emulated:
         )
         assert done.returncode == 0, done.stderr
         self._run = ctypes.CDLL(str(library))["emulate"]
-        self._run.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_int)
+        self._run.argtypes = (ctypes.c_void_p, *(ctypes.c_uint,) * 4)
         self.params = PlannerParams(traced, has_roles)
         self.votes = np.zeros(1, np.int32)
         self.params.set("votes", self.votes.ctypes.data)
@@ -70,14 +71,15 @@ class Emulated:
         """As `HostPlanner.plan`, with lengths checked against the bounds."""
         site = self.site
         bounds = site.room.bounds
-        assert site.scratch < 2**20 - 528
+        shared = site.scratch + 528
+        assert shared <= 2**20
         self.params.write_lengths(*lengths.addresses)
         self.params.write_outputs(*site.outputs(address))
         self.params.write_batch(
             lengths.counts[0] - 1, bounds.max_q_rows, bounds.max_kv_len, bounds.max_blocks
         )
         self.params.write_site(*site.numbers)
-        self._run(self.params.address, *grid)
+        self._run(self.params.address, shared, *grid)
         assert self.votes[0] == 0
 
 
@@ -109,10 +111,10 @@ def emulated(request: Any, tmp_path_factory: Any) -> Emulated:
 
 
 @pytest.mark.some(8)
-@pytest.mark.parametrize("descending", [0, 1])
+@pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize(("blocks", "threads"), [(1, 64), (3, 96), (2, 1024)])
 def test_kernels_write_the_plans_of_the_host(
-    emulated: Emulated, blocks: int, threads: int, descending: int
+    emulated: Emulated, blocks: int, threads: int, order: int
 ) -> None:
     rng = np.random.default_rng(threads)
     for size, rows in ((0, 1), (1, 1), (3, 5), (40, 1), (REQUESTS, 1), (REQUESTS, 5)):
@@ -130,7 +132,7 @@ def test_kernels_write_the_plans_of_the_host(
                 np.full(emulated.site.room.total_ints, -7, np.int32) for _ in range(2)
             )
             emulated.native.plan(emulated.inputs, emulated.site, expected.ctypes.data)
-            grid = blocks, threads, descending
+            grid = blocks, threads, order
             emulated.plan(batch.lengths, found.ctypes.data, grid)
             assert np.array_equal(found, expected)
 
