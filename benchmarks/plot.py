@@ -25,6 +25,7 @@ NOT_SHOWN = (
     "composed_tiles",
     "spills",
     "role_sweep",
+    "role_rates",
     "mixed_h100",
     "mixed_drawn_h100",
     "mixed_drawn_again",
