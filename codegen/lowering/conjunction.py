@@ -9,7 +9,6 @@ from warploom.codegen.lowering.split import Level, levels
 from warploom.dsl.graphs import fold
 from warploom.dsl.types.ir import Kind, Node, node
 
-_TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 _TIGHTER = {"lt": "min", "le": "min", "gt": "max", "ge": "max"}
 
 
@@ -44,10 +43,10 @@ def _with_joined_bounds(mask: Node) -> list[Node]:
 
 def _as_bound(condition: Node, known: Mapping[Node, Level]) -> Node | None:
     """An order of whole numbers, one of a column and one of a row or tile, the column's first."""
-    if condition.op not in _TURNED or condition.args[0].kind is not Kind.INT:
+    if condition.op not in fold.TURNED or condition.args[0].kind is not Kind.INT:
         return None
     if known[condition.args[0]] is not Level.COLUMN:
-        turned = _TURNED[condition.op]
+        turned = fold.TURNED[condition.op]
         condition = node(turned, Kind.BOOL, condition.args[::-1], source=condition.source)
     column, limit = condition.args
     is_bound = known[column] is Level.COLUMN and known[limit] in (Level.ROW, Level.TILE)

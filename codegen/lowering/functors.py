@@ -194,7 +194,7 @@ def _mask_functions(
     if classes_read(of_variant, frozenset(tensors)):
         text.append("  static constexpr bool kClassesRead = true;")
     parts = mask_parts(of_variant, frozenset(tensors))
-    if parts is not None:
+    if parts is not None and "open_part" in hooks:
         block = _returning(hooks["open_part"], Block(tensors, bound), of_variant.source)
         text.append("  static constexpr bool kMaskHasParts = true;")
         text.append(_function(f"bool open_part({_ELEMENT_PARAMETERS})", block))

@@ -16,7 +16,6 @@ from warploom.dsl.graphs.linear import Linear, linear
 from warploom.dsl.types.ir import Kind, Node, const, node, var, walk
 
 _KV_POS = var("kv_pos")
-_TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 _CLOSED = {"lt": ("le", -1), "le": ("le", 0), "gt": ("ge", 1), "ge": ("ge", 0)}
 _SIDE: Extent = (-(2**30), 2**30)  # sums of a few positions
 _LIMIT: Extent = (-(2**31) + 2**29, 2**31 - 2**29)  # leaves room for the difference to a position
@@ -49,11 +48,11 @@ def _where(root: Node, wanted: bool, known: Mapping[Node, Level]) -> Node | None
 
 def _bound(root: Node, wanted: bool, known: Mapping[Node, Level]) -> Node | None:
     """A comparison as `kv_pos <= limit` or `kv_pos >= limit`."""
-    if root.op not in _TURNED or root.args[0].kind is not Kind.INT:
+    if root.op not in fold.TURNED or root.args[0].kind is not Kind.INT:
         return None
     op, (side, other) = root.op if wanted else fold.OPPOSITE[root.op], root.args
     if known[side] in _KNOWN:
-        op, side, other = _TURNED[op], other, side
+        op, side, other = fold.TURNED[op], other, side
     if known[other] not in _KNOWN:
         return None
     extents, sum_ = Extents(), linear(side)
@@ -65,7 +64,7 @@ def _bound(root: Node, wanted: bool, known: Mapping[Node, Level]) -> Node | None
     if wraps or not within(extents.of(side), _SIDE):
         return None
     if factor < 0:
-        op = _TURNED[op]
+        op = fold.TURNED[op]
     closed, step = _CLOSED[op]
     for compared in (other, _next_to(other, extents.of(side))):
         limit = (Linear({compared: 1}) - rest) * factor + Linear({}, step)
@@ -105,12 +104,18 @@ def bits_text(mask: Node, block: Block) -> str:
         mask: that `of_bounds` has made.
         block: where limits and conditions are computed first.
     """
-    known = levels([mask])
+    return _bits_text(mask, block, levels([mask]))
+
+
+def _bits_text(mask: Node, block: Block, known: Mapping[Node, Level]) -> str:
     if known[mask] in _KNOWN:
         return f"keys.all_if({block.compute([mask])[0]})"
     if mask.op in ("le", "ge"):
         name = "upto" if mask.op == "le" else "from"
         return f"keys.{name}({block.compute([mask.args[1]])[0]})"
     sign = " & " if mask.op == "and" else " | "
-    parts = (bits_text(arg, block) for arg in mask.args)
-    return sign.join(f"({part})" if "keys." in part[5:] else part for part in parts)
+    parts = [_bits_text(arg, block, known) for arg in mask.args]
+    joined = [known[arg] not in _KNOWN and arg.op in ("and", "or") for arg in mask.args]
+    return sign.join(
+        f"({part})" if is_joined else part for part, is_joined in zip(parts, joined, strict=True)
+    )

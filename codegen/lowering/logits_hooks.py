@@ -52,11 +52,11 @@ def logits_hooks(
     found = {hook: variant.hooks[hook] for hook in SCALAR_HOOKS if hook in variant.hooks}
     factor = bias = bounds = None
     if "logits_mask" in found:
+        if language == "cuda":  # CPUs test vectors of keys
+            bounds = of_bounds(few_tests(found["logits_mask"]))
         tensors = frozenset(field.name for field in variant.tensors)
-        found |= _mask_in_parts(found["logits_mask"], tensors)
-    if "logits_mask" in found and "open_part" not in found and language == "cuda":
-        bounds = of_bounds(found["logits_mask"])  # CPUs test vectors of keys
-        found["logits_mask"] = bounds or found["logits_mask"]
+        whole = found["logits_mask"]
+        found |= _mask_in_parts(whole, tensors) if bounds is None else {"logits_mask": bounds}
     if "logits_transform" in found:
         mask = [root for hook, root in found.items() if hook == "logits_mask"]
         transform = with_reciprocals(found["logits_transform"], mask)

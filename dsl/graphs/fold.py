@@ -30,6 +30,8 @@ _COMPARE: Mapping[str, Callable[[int, int], bool]] = {
     "eq": lambda a, b: a == b,
     "ne": lambda a, b: a != b,
 }
+# The same with its sides changed over, and what holds where it does not.
+TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
 
 

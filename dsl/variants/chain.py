@@ -27,6 +27,9 @@ class ChainedVariant(Variant):
             owner = next(link for link in self.links if name in link.fields()).name
             reason = f"is no value of the chain, which has none; set it on the {owner} before"
             raise ArgumentError(name=name, reason=f"{reason}, or give {name}=... to plan or run")
+        for link in self.__dict__.get("links", ()):
+            if name in link.left_out:  # which says so itself
+                setattr(link, name, value)
         super().__setattr__(name, value)
 
     def _chain(self, hook: str, value: Value, at: Position) -> Value:

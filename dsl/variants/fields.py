@@ -303,6 +303,24 @@ def _set(field: Field, instance: Any, value: object) -> None:
     )
 
 
+def check_left_out(instance: Any, names: object) -> None:
+    """Refuse what `left_out` cannot be: it is a tuple of names of fields that have no values.
+
+    Raises:
+        FieldMisuse: it is something else.
+    """
+    cls = type(instance)
+    if not isinstance(names, tuple):
+        reason = f"is {names!r}; expected a tuple of names"
+        raise misuse(cls.__name__, "left_out", reason, 'Write self.left_out = ("name",).')
+    for name in names:
+        field = getattr(cls, name, None) if isinstance(name, str) else None
+        if not isinstance(field, (Scalar, Tensor)):
+            raise misuse(cls.__name__, "left_out", f"names {name!r}, which is no Scalar or Tensor")
+        if name in instance.__dict__.get(VALUES, {}):
+            raise misuse(cls.__name__, "left_out", f"names {name!r}, which has a value already")
+
+
 def _refuse_left_out(field: Field, instance: Any) -> None:
     if field.name in instance.left_out:
         remedy = "Make one with a value for it; its functors must not read it where it is left out."

@@ -211,6 +211,8 @@ class Variant:
         return made
 
     def __setattr__(self, name: str, value: object) -> None:
+        if name == "left_out":
+            fields_module.check_left_out(self, value)
         if name not in self.fields():  # a field says so itself
             fields_module.refuse_under_reading(self, name)
         super().__setattr__(name, value)

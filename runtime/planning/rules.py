@@ -333,7 +333,9 @@ class Rules:
             return None
         on_gpu = self.device.type == "cuda"
         found = role_cost(self.spec, tile) if on_gpu else role_cost_on_cpu(tile)
-        sharing = max(1, kernel.num_ctas // cuda_facts(self.device.index).num_sms) if on_gpu else 1
+        # CTAs on an SM: those that a limit leaves find one of their own if there are as many
+        sms = cuda_facts(self.device.index).num_sms if on_gpu else self.active_ctas(kernel)
+        sharing = -(-self.active_ctas(kernel) // sms)
         tiles = sharing * found.prefill, sharing * found.decode
         saturating = min(INT32_MAX, sharing * found.saturating)
         return RolePrices.of_tiles(roles_of_tile(tile), tiles, saturating, self.cached_keys)

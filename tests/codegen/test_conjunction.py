@@ -50,7 +50,7 @@ def element_test(variant: wl.Variant) -> str:
 
 def test_bounds_of_one_number_join() -> None:
     text = element_test(wl.Causal() & wl.SlidingWindow(9))
-    assert "return (kv_pos >= rs.r0) & (kv_pos <= rs.r1);" in text
+    assert "return (kv_pos <= rs.r0) & (kv_pos >= rs.r1);" in text
 
 
 def test_what_is_known_of_a_column_is_one_truth() -> None:

@@ -74,6 +74,15 @@ class Reaches(wl.Variant):
         return (at.q_pos - at.kv_pos <= self.reach[at.q_head]) & (at.q_pos >= self.start)
 
 
+class Begins(wl.Variant):
+    """Rows see no key before their document, of which nobody knows where it begins."""
+
+    first = wl.Tensor("int32", ("q_row",))
+
+    def logits_mask(self, at: Position) -> Any:
+        return (at.kv_pos >= self.first[at.q_row]) & (at.kv_pos <= at.q_pos)
+
+
 class Even(wl.Variant):
     def logits_mask(self, at: Position) -> Any:
         return at.kv_pos % 2 == 0
@@ -86,6 +95,7 @@ class Even(wl.Variant):
         (wl.Causal() & wl.SlidingWindow(9), True, True),
         (wl.flex(mask_mod=lambda b, h, q, k: (q >= k) & (q - k < 64)), True, True),
         (Reaches(), True, True),
+        (Begins(), True, True),
         (wl.Causal() & wl.SlidingWindow(9, sinks=1), True, False),
         (wl.PrefixLM(), True, False),
         (wl.flex(mask_mod=lambda b, h, q, k: ~(k > q)), True, True),

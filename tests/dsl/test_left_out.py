@@ -60,3 +60,26 @@ def test_a_functor_that_reads_what_is_left_out_is_refused() -> None:
 
     with pytest.raises(errors.FieldMisuse, match="must not read it where it is left out"):
         trace(Reads())
+
+
+def test_a_chain_takes_no_value_that_a_link_leaves_out() -> None:
+    for chain, name in ((window(), "sinks"), (wl.Causal() & wl.Alibi(), "slopes")):
+        with pytest.raises(errors.FieldMisuse, match="made without it"):
+            setattr(chain, name, 2)
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [("cap", "a tuple"), (("tap",), "no Scalar"), ((1,), "no Scalar"), (("f",), "has a value")],
+)
+def test_what_is_left_out_is_checked(names: Any, text: str) -> None:
+    class Capped(wl.Variant):
+        cap = wl.Scalar("float32")
+        f = wl.Scalar("float32")
+
+        def __init__(self) -> None:
+            self.f = 2.0
+            self.left_out = names
+
+    with pytest.raises(errors.FieldMisuse, match=text):
+        Capped()

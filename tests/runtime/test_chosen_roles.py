@@ -261,3 +261,13 @@ def test_ctas_that_share_an_sm_share_its_speed(planner: MakePlanner) -> None:
     prefills, decodes = alone.ctas(work, 132)
     assert abs(shared.ctas(work, 264)[0] - 2 * prefills) <= 1
     assert sum(shared.ctas(work, 264)) == 2 * (prefills + decodes)
+
+
+def test_ctas_that_a_limit_leaves_have_an_sm_each(planner: MakePlanner) -> None:
+    limited = declared(kv_format=wl.Ragged(), sm_limit=108)
+    rules = planner(limited, ARCHS["sm_90a"], 132)[0].rules
+    free = planner(declared(kv_format=wl.Ragged()), ARCHS["sm_90a"], 132)[0].rules
+    assert free.mixes is not None
+    tile = free.mixes.choices[0].tile
+    of_two, of_one = (SimpleNamespace(tile=tile, num_ctas=n) for n in (264, 132))
+    assert rules.prices(of_two) == free.prices(of_one)

@@ -24,7 +24,9 @@ class KeyBits {
   WL_FN KeyBits(const Columns<K>& columns, int first_key)
       : begin_(columns.kv_pos(first_key)), count_(columns.count - first_key) {}
 
-  // Keys that exist, up to a position, from one on, or if a condition of the row holds.
+  // Limits are within 2^31 - 2^29 (`_LIMIT` in key_bits.py), positions below 2^28 and a tile: their
+  // differences are ints. Keys that exist, up to a position, from one on, or if a condition of the
+  // row holds.
   WL_FN Bits upto(int kv_pos) const {
     return lowest(F::keys_before(min(kv_pos - begin_ + 1, count_)));
   }

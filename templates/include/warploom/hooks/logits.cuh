@@ -221,6 +221,22 @@ WL_FN void record_logits(const Item<K>& item, const Columns<K>& columns, const V
   }
 }
 
+// Asks all elements of a tile of this visit's class, and hides keys that do not exist.
+template <class K, class Ahead>
+WL_FN void ask_elements(const Item<K>& item, const ThreadRows<K>& rows, const Columns<K>& columns,
+                        const Visit& visit, typename WarpMma<K>::Scores& scores,
+                        const Ahead& ahead) {
+  using Variant = typename K::Variant;
+  if (KeyWalk<K>::kTellsOpen && visit.is(TileClass::kOpen)) {
+    apply_hooks<TileClass::kOpen>(item, rows, columns, scores, ahead);
+  } else if (Variant::kHasLogitsMask && !visit.is_full()) {
+    apply_hooks<TileClass::kPartial>(item, rows, columns, scores, ahead);
+  } else if constexpr (Variant::kHasLogitsTransform) {
+    apply_hooks<TileClass::kFull>(item, rows, columns, scores, ahead);
+  }
+  if (!visit.is_full() && columns.may_lack_some()) hide_absent(columns, scores);
+}
+
 template <class K, class Ahead = NoColumns>
 WL_FN void transform_logits(const Item<K>& item, const ThreadRows<K>& rows,
                             const Columns<K>& columns, const Visit& visit,
@@ -238,16 +254,9 @@ WL_FN void transform_logits(const Item<K>& item, const ThreadRows<K>& rows,
       apply_hooks<TileClass::kFull>(item, rows, columns, scores, ahead);
     }
     if (!visit.is_full()) hide_unseen(item, rows, columns, scores);
-    return;
+  } else {
+    ask_elements(item, rows, columns, visit, scores, ahead);
   }
-  if (KeyWalk<K>::kTellsOpen && visit.is(TileClass::kOpen)) {
-    apply_hooks<TileClass::kOpen>(item, rows, columns, scores, ahead);
-  } else if (Variant::kHasLogitsMask && !visit.is_full()) {
-    apply_hooks<TileClass::kPartial>(item, rows, columns, scores, ahead);
-  } else if constexpr (Variant::kHasLogitsTransform) {
-    apply_hooks<TileClass::kFull>(item, rows, columns, scores, ahead);
-  }
-  if (!visit.is_full() && columns.may_lack_some()) hide_absent(columns, scores);
 }
 
 }  // namespace warploom

@@ -108,8 +108,9 @@ class KeyWalk {
  private:
   // How many places behind a hidden tile's own are hidden, too, in steps of the CTA's tile. A
   // range's class holds for its parts, so each step asks for twice as many: a window leaves out
-  // most keys of a long context behind its sinks. Where each row sees a single run of keys, few
-  // tiles of an item are hidden, those at its ends, and the code is not worth its registers.
+  // most keys of a long context behind its sinks. Where each row sees a single run of keys, an
+  // item has few hidden tiles, since it begins and ends where its rows do (Item::write_bounds), and
+  // the code is not worth its registers.
   WL_FN int hidden_behind() const {
     int size = C::kKeys;
     if constexpr (Variant::kHasLogitsMask && !Variant::kMaskShowsRuns && !C::kComposed &&
