@@ -33,3 +33,14 @@ def test_the_rates_are_those_by_which_rows_were_made(
     assert alone.tflops == pytest.approx(4.0) and beside.tflops == pytest.approx(3.5)
     assert alone.gbs == pytest.approx(60.0) and beside.gbs == pytest.approx(50.0)
     assert alone.saturating == pytest.approx(4000 / 60)
+
+
+def test_the_prices_lie_between_what_sms_do_alone_and_beside_each_other(
+    harness: ModuleType, role_rates: ModuleType
+) -> None:
+    _, rows = harness.load_rows(harness.RESULTS / "role_rates.jsonl")
+    alone, beside = (role_rates.rates(rows, impl) for impl in ("alone", "beside"))
+    prices = role_rates.priced()
+    assert beside.tflops < prices.tflops < alone.tflops
+    assert beside.gbs < prices.gbs < alone.gbs
+    assert 0.95 * alone.most_gbs < prices.most_gbs < alone.most_gbs
