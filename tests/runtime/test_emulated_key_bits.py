@@ -43,6 +43,7 @@ CASES = [
 ]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("variant", "tile"), CASES, ids=lambda x: str(x)[:40])
 def test_rows_see_what_the_mask_shows(
     emulator: Emulator, variant: wl.Variant, tile: TileConfig
