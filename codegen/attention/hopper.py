@@ -247,7 +247,9 @@ class Hopper(TwoRoles):
         """What hooks on logits keep of a key, for all rows; a composed tile's each see another."""
         if spec.kv_format.composed:
             return 0
-        return column_state_bytes(spec.variant, self.keeps_bytes(spec), self.shifts_rows(spec))
+        return column_state_bytes(
+            spec.variant, self.keeps_bytes(spec), self.shifts_rows(spec), joins_keys=True
+        )
 
     def _is_crowded(self, spec: AttentionSpec) -> bool:
         """Whether groups that compute load numbers of elements, and transform gathered keys.

@@ -41,6 +41,10 @@ class Tall(TwoRoles, Staged):
             return f"keys are a multiple of 16, at most one for each of {32 * tile.warps} threads"
         return stages_obstacle(tile) or self.role_obstacle(spec, tile)
 
+    def joins_keys(self, tile: TileConfig) -> bool:
+        """32 rows of a warp leave no registers for words."""
+        return tile.rows == 16 * tile.warps
+
     def cta_threads(self, spec: AttentionSpec, tile: TileConfig) -> int:
         return self.threads(tile)
 

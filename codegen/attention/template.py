@@ -127,6 +127,13 @@ class Template(ABC):
         """Whether the softmax can add a bias that grows evenly from key to key (decision 0026)."""
         return False
 
+    def joins_keys(self, tile: TileConfig) -> bool:
+        """Whether masks of bounds are worked out for many keys at once (decision 0060).
+
+        CPUs test vectors of keys.
+        """
+        return False
+
     def launch(self, spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:
         """What a launch needs on a GPU.
 
@@ -177,6 +184,9 @@ class CudaTemplate(Template):
     def has(self, tile: TileConfig) -> bool:
         """Whether a tile is one of this template."""
         return tile.template == self.name
+
+    def joins_keys(self, tile: TileConfig) -> bool:
+        return True
 
     def shifts_rows(self, spec: AttentionSpec) -> bool:
         """Columns of a tile must have consecutive positions, and rows the facts of one request."""
@@ -315,6 +325,7 @@ class AttentionKernel(KernelSpec):
             sine_recurrence=of.has_sine_recurrence(spec, self.tile),
             bytes_of_columns=of.keeps_bytes(spec),
             shifts_rows=of.shifts_rows(spec),
+            joins_keys=of.joins_keys(self.tile),
         )
 
     def launch(self, arch: Arch) -> LaunchShape:

@@ -60,6 +60,7 @@ def variant_struct(
     sine_recurrence: bool = False,
     bytes_of_columns: bool = False,
     shifts_rows: bool = False,
+    joins_keys: bool = False,
 ) -> str:
     """C++ text of the variant's custom functions and of `struct Variant`.
 
@@ -71,12 +72,13 @@ def variant_struct(
         bytes_of_columns: whether the truths that are kept of a column take little room, though an
             element then tests them with more instructions.
         shifts_rows: whether the softmax adds a bias that grows evenly from key to key.
+        joins_keys: whether masks of bounds are worked out for many keys at once.
 
     Raises:
         UnsupportedSpec: a custom function has no text in this language.
     """
     tensors = {field.name: field for field in variant.tensors}
-    on_logits = logits_hooks(variant, language, shifts_rows)
+    on_logits = logits_hooks(variant, language, shifts_rows, joins_keys)
     parts = [_flags(variant, on_logits)]
     parts += _element_hooks(variant, on_logits, tensors, bytes_of_columns)
     if variant.records:
@@ -194,7 +196,7 @@ def _mask_functions(
     if classes_read(of_variant, frozenset(tensors)):
         text.append("  static constexpr bool kClassesRead = true;")
     parts = mask_parts(of_variant, frozenset(tensors))
-    if parts is not None and "open_part" in hooks:
+    if parts is not None and "open_part" in hooks:  # not a mask of bounds
         block = _returning(hooks["open_part"], Block(tensors, bound), of_variant.source)
         text.append("  static constexpr bool kMaskHasParts = true;")
         text.append(_function(f"bool open_part({_ELEMENT_PARAMETERS})", block))

@@ -40,7 +40,10 @@ class LogitsHooks:
 
 
 def logits_hooks(
-    variant: TracedVariant, language: Language = "cuda", shifts_rows: bool = False
+    variant: TracedVariant,
+    language: Language = "cuda",
+    shifts_rows: bool = False,
+    joins_keys: bool = False,
 ) -> LogitsHooks:
     """Take the hooks on logits apart.
 
@@ -48,11 +51,12 @@ def logits_hooks(
         variant: whose hooks.
         language: of the kernel.
         shifts_rows: whether the softmax adds a bias that grows evenly from key to key.
+        joins_keys: whether masks of bounds are worked out for many keys at once.
     """
     found = {hook: variant.hooks[hook] for hook in SCALAR_HOOKS if hook in variant.hooks}
     factor = bias = bounds = None
     if "logits_mask" in found:
-        if language == "cuda":  # CPUs test vectors of keys
+        if joins_keys:
             bounds = of_bounds(few_tests(found["logits_mask"]))
         tensors = frozenset(field.name for field in variant.tensors)
         whole = found["logits_mask"]
@@ -86,10 +90,14 @@ def _mask_in_parts(mask: Node, tensors: frozenset[str]) -> dict[str, Node]:
 
 
 def column_state_bytes(
-    variant: TracedVariant, bytes_of_columns: bool = False, shifts_rows: bool = False
+    variant: TracedVariant,
+    bytes_of_columns: bool = False,
+    shifts_rows: bool = False,
+    joins_keys: bool = False,
 ) -> int:
     """Size of the C++ `Variant::ColState`; 0 if there is nothing to keep of a column."""
-    members = logits_hooks(variant, shifts_rows=shifts_rows).states.column
+    hooks = logits_hooks(variant, shifts_rows=shifts_rows, joins_keys=joins_keys)
+    members = hooks.states.column
     sizes = [1 if bytes_of_columns and node.kind is Kind.BOOL else 4 for node in members]
     end = 0
     for size in sizes:

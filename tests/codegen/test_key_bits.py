@@ -11,11 +11,16 @@ from hypothesis import strategies as st
 from support.mask_grammar import Grammar, elements, masks, random_inputs, random_tiles
 
 import warploom as wl
+from warploom.codegen.attention.templates import render_cuda
 from warploom.codegen.lowering.conjunction import few_tests
 from warploom.codegen.lowering.functors import variant_struct
 from warploom.codegen.lowering.key_bits import of_bounds, shows_runs
+from warploom.codegen.source import TileConfig
+from warploom.dsl.types.dtypes import dtype
+from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.values.position import Position
 from warploom.dsl.variants.trace import trace
+from warploom.scheduler.model.layout import c_structs
 
 KEY, QUERY = ("at", "kv_pos"), ("at", "q_pos")
 LIMITS = st.sampled_from(
@@ -107,12 +112,16 @@ class Even(wl.Variant):
 def test_which_masks_are_of_bounds(variant: wl.Variant, is_found: bool, is_run: bool) -> None:
     found = of_bounds(few_tests(trace(variant).hooks["logits_mask"]))
     assert (found is not None) is is_found
-    text = variant_struct(trace(variant), "cuda")
+    text = variant_struct(trace(variant), "cuda", joins_keys=True)
     assert ("kMaskIsOfBounds" in text) is is_found
     assert ("kMaskShowsRuns" in text) is is_run
     if found is not None:
         assert shows_runs(found) is is_run
 
 
-def test_vectors_of_a_cpu_are_tested_key_by_key() -> None:
+def test_vectors_of_a_cpu_and_tall_warps_are_tested_key_by_key() -> None:
+    causal = AttentionSpec(trace(wl.Causal()), 64, 64, dtype("float16"), wl.Ragged())
+    tiles = TileConfig(64, 64, 4, 2), TileConfig(128, 64, 4, 2), TileConfig(16, 64, 2, 2)
+    joined = ["key_bits" in render_cuda(causal, tile, c_structs()).code for tile in tiles]
+    assert joined == [True, False, True]
     assert "kMaskIsOfBounds" not in variant_struct(trace(wl.Causal()), "cpp")

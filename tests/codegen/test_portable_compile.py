@@ -115,7 +115,7 @@ HOOKS = {
     "alibi": (wl.Causal() & wl.Alibi(), TileConfig(16, 64, 4, 3)),
     "document": (wl.DocumentMask(), TileConfig(64, 64, 4, 2)),
     "sigmoid": (wl.FlashSigmoid(bias=-2.0), TileConfig(128, 64, 4, 2)),
-    "rope": (wl.Causal() & wl.Rope(), TileConfig(128, 32, 4, 2)),  # as it is chosen
+    "rope": (wl.Causal() & wl.Rope(), TileConfig(128, 64, 4, 2)),
     "norm": (wl.Causal() & wl.QKNorm(), TileConfig(16, 64, 4, 3)),
     "values": (ScaledValues(), TileConfig(64, 64, 4, 2)),
 }
@@ -128,14 +128,6 @@ HOOKS = {
 def test_every_hook(name: str) -> None:
     variant, tile = HOOKS[name]
     assert spilled(compile_portable(spec(variant, wl.Paged(16)), tile)) == 0
-
-
-@pytest.mark.nvrtc
-@pytest.mark.usefixtures("toolchain")
-def test_rope_in_a_tile_twice_as_wide() -> None:
-    """Newer architectures, which do not choose it, keep 16 to 40 bytes of a thread in memory."""
-    of = spec(wl.Causal() & wl.Rope(), wl.Paged(16))
-    assert spilled(compile_portable(of, TileConfig(128, 64, 4, 2), "sm_80")) == 0
 
 
 # Where a sweep of variants, formats and architectures found spills in larger tiles.
@@ -253,7 +245,7 @@ def test_rendered_source_is_short() -> None:
     of, tile = spec(wl.Causal() & wl.SoftCap(5.0)), TileConfig(128, 64)
     table = template_of(tile).memory(of, tile).struct()
     text = render_cuda(of, tile, c_structs()).text.replace(f"{table}\n", "")
-    assert len(text.splitlines()) <= 160
+    assert len(text.splitlines()) <= 150
 
 
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)

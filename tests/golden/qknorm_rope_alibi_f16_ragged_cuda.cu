@@ -140,13 +140,6 @@ struct Variant : IdentityVariant<Params> {
     const wide kv_len = tile.kv_len;
     return {int(0LL), int(max(min(q_pos_last + 1LL, kv_len), 0LL))};
   }
-  static constexpr bool kMaskIsOfBounds = true;
-  static constexpr bool kMaskShowsRuns = true;
-  template <class Keys>
-  WL_FN static typename Keys::Bits key_bits(const Params& p, const TileInfo& tile, const TileState& ts,
-      const RowInfo& row, const RowState& rs, const Keys& keys) {
-    return keys.upto(row.q_pos);
-  }
   static constexpr int kQueryReductions = 1;
   template <int I, class X>
   WL_FN static float query_reduce(const Params& p, const TileInfo& tile, const RowInfo& row,

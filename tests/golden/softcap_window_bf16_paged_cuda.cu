@@ -98,7 +98,7 @@ struct Variant : IdentityVariant<Params> {
   struct RowState { int r0; int r1; };
   WL_FN static RowState row_state(const Params& p, const TileInfo& tile, const TileState& ts,
       const RowInfo& row) {
-    return {min(max(max(row.q_pos, 0) - ts.t1, -1), 268436481),
+    return {max(row.q_pos, 0) - ts.t1,
             row.q_pos + ts.t2};
   }
   WL_FN static float logits(const Params& p, const TileInfo& tile, const TileState& ts,
@@ -135,13 +135,6 @@ struct Variant : IdentityVariant<Params> {
     const wide x_right = p.x_right;
     const wide v2 = q_pos_last + min(max(x_right < 0LL ? 1073741824LL : x_right, 0LL), 1073741824LL);
     return {int(v1), int(max(min(v2 + 1LL, kv_len), v1))};
-  }
-  static constexpr bool kMaskIsOfBounds = true;
-  static constexpr bool kMaskShowsRuns = true;
-  template <class Keys>
-  WL_FN static typename Keys::Bits key_bits(const Params& p, const TileInfo& tile, const TileState& ts,
-      const RowInfo& row, const RowState& rs, const Keys& keys) {
-    return keys.from(rs.r0) & keys.upto(rs.r1);
   }
 };
 
