@@ -22,11 +22,12 @@ _MOST = 2  # roles of a plan
 # One counter of 32 bits holds how many CTAs have drawn a number from either end (hopper/roles.cuh).
 MOST_CTAS = 2**16 - 1
 ROUNDS = 4  # of whole prefills, at most: the first for CTAs of their own, the others to be claimed
+ENDS = 3  # of either role, at most: shared lists for each CTA, each half as long as the one before
 # The role of each num_ctas lists of a plan: those that CTAs have for their own, which any CTA
-# claims (rounds, then long and short ends; or whole prefills), and which decoding ones do.
-ROLE_OF_LISTS = (0, 1, *(0,) * (ROUNDS - 1 + 2), 1, 1)
-SLICES = (ROUNDS + 2, 3)  # of each role's lines for each CTA, at most
-SHARED_PREFILLS, SHARED_DECODES = 2, len(ROLE_OF_LISTS) - 2  # where these begin
+# claims (rounds, then ends; or whole prefills), and which decoding ones do.
+ROLE_OF_LISTS = (0, 1, *(0,) * (ROUNDS - 1 + ENDS), *(1,) * ENDS)
+SLICES = (ROUNDS + ENDS, 1 + ENDS)  # of each role's lines for each CTA, at most
+SHARED_PREFILLS, SHARED_DECODES = 2, len(ROLE_OF_LISTS) - ENDS  # where these begin
 
 # On an H200 a piece of a prefill costs about 10 us, to open, to write as a partial result and to
 # merge: as much as 800 keys, and if prefills are cut, a CTA has two. If not, the CTA that is done
@@ -240,7 +241,10 @@ def num_lists(num_ctas: int, num_roles: int) -> int:
 def most_cuts(num_ctas: int, num_roles: int) -> int:
     """Boundaries within lines, each of which may cut an item.
 
-    With two roles cuts lie between two lists of each CTA that prefills and three of each that
-    decodes if there are both, and between two of each CTA without decodes.
+    With two roles cuts lie between the ends of each CTA that prefills, or two equal parts, and
+    between its own decodes and the ends of each that decodes. It is most if one CTA prefills; or
+    if all do, where there are few.
     """
-    return num_ctas - 1 if num_roles == 1 else max(2 * num_ctas - 1, 3 * num_ctas - 3)
+    if num_roles == 1:
+        return num_ctas - 1
+    return max(ENDS * num_ctas - 1, ENDS - 1 + (1 + ENDS) * (num_ctas - 1) - 1)

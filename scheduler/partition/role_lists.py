@@ -8,7 +8,8 @@ SHARED_DECODES times num_ctas. Only CTAs that decode claim decodes; any CTA clai
 Decodes have the first CTAs. Their lines are those of a plan without prefills, and so are their cuts
 where nothing is shared. Prefills of all heads lie on one line, for the CTAs behind. Each CTA has an
 equal part of most of a line; the rest are shared lists. Whoever is done early takes these: what a
-role costs is not known well enough, decodes wait for memory, and some SMs read more slowly.
+role costs is not known well enough, decodes wait for memory, and some SMs read more slowly. Long
+ones are claimed first, and the last ones are short: the last CTA is late by part of one.
 
 Where prefills read more keys than the cache holds, and there are enough of them, most of the line
 is lists of whole ones instead: a few rounds of one list for each CTA, in the order of the line.
@@ -31,6 +32,7 @@ import numpy as np
 from warploom.scheduler.model.layout import MERGE, ROLE_ITEM, Ints, Records
 from warploom.scheduler.model.problem import Problem, WorkList, by_cta
 from warploom.scheduler.model.roles import (
+    ENDS,
     ROUNDS,
     SHARED_DECODES,
     SHARED_PREFILLS,
@@ -123,7 +125,7 @@ def _prefills(tiles: Tiles, problem: Problem, ctas: int) -> tuple[Pieces, int]:
     if problem.active_ctas > 1 and line.visible.max() < _least_cut(line, problem, ctas):
         if not _reads_beyond_cache(tiles, problem):
             line = Line.of(tiles, problem.num_kv_heads, problem.cost_model, by_tile=True)
-        own, cuts = _whole(line, ctas)
+        own, cuts = _whole(line, ctas, problem.active_ctas)
     else:
         own, cuts = _cuts(line, tiles, problem, ctas)
     found = cuts.pieces(line, Grid(1, problem.num_kv_heads, ctas), tiles, problem)
@@ -135,41 +137,44 @@ def _prefills(tiles: Tiles, problem: Problem, ctas: int) -> tuple[Pieces, int]:
 class Cuts:
     """How a line is cut.
 
-    Long slices are claimed before short ones, so that few lists are opened and the last are short.
-
     Attributes:
         first: (n,) where slices up to `end` begin.
         end: where they end.
-        longs, shorts: slices behind; of half the length, as many as of these or none.
+        tail: slices behind of each length.
+        lengths: how many lengths these have, each half of the one before.
     """
 
     first: Ints
     end: int
-    longs: int
-    shorts: int = 0
+    tail: int = 0
+    lengths: int = 1
 
     @classmethod
-    def equal(cls, count: int, end: int, longs: int, shorts: int = 0) -> Cuts:
-        return cls(np.arange(count) * end // count, end, longs, shorts)
+    def equal(cls, count: int, end: int, tail: int, lengths: int = 1) -> Cuts:
+        return cls(np.arange(count) * end // count, end, tail, lengths)
 
     @property
     def number(self) -> int:
-        return len(self.first) + self.longs + self.shorts
+        return len(self.first) + self.tail * self.lengths
 
     def pieces(self, line: Line, grid: Grid, tiles: Tiles, problem: Problem) -> Pieces:
         """The pieces of a line that is cut so, and of those that are its like."""
-        number = np.arange(self.longs + self.shorts + 1)
-        halves = np.minimum(2 * number, self.longs + number)
-        behind = halves * (line.total - self.end) // max(2 * self.longs + self.shorts, 1)
+        units = np.repeat(2 ** np.arange(self.lengths)[::-1], self.tail)  # length of each
+        behind = np.append(0, np.cumsum(units)) * (line.total - self.end) // max(1, units.sum())
         at = np.concatenate((self.first, self.end + behind))
         snap = self.end // (len(self.first) * SNAP)
         return cut(boundaries_at(at, snap, line), line, grid, tiles, problem)
 
 
-def _whole(line: Line, ctas: int) -> tuple[int, Cuts]:
+def shortest_in(lengths: int) -> int:
+    """How many of the shortest are as long as one of each of these lengths, which are halved."""
+    return (1 << lengths) - 1
+
+
+def _whole(line: Line, ctas: int, active: int) -> tuple[int, Cuts]:
     """How many lists of whole prefills CTAs have, and where all begin."""
-    each, lists = whole_lists(len(line.tile), ctas)
-    return min(ctas, lists), Cuts(line.begin[np.arange(lists) * each], line.total, 0)
+    each, lists = whole_lists(len(line.tile), ctas, active)
+    return min(ctas, lists), Cuts(line.begin[np.arange(lists) * each], line.total)
 
 
 def _cuts(line: Line, tiles: Tiles, problem: Problem, ctas: int) -> tuple[int, Cuts]:
@@ -183,9 +188,9 @@ def _cuts(line: Line, tiles: Tiles, problem: Problem, ctas: int) -> tuple[int, C
         each, lists = rounds_of(len(line.tile), ctas, active)
         if lists:
             end = int(line.begin[each * lists])
-            tail = min(ctas, (total - end) // (3 * least))
+            tail = min(ctas, (total - end) // (shortest_in(ENDS) * least))
             if tail:
-                return ctas, Cuts(line.begin[np.arange(lists) * each], end, tail, tail)
+                return ctas, Cuts(line.begin[np.arange(lists) * each], end, tail, ENDS)
     rest = total // SHARED
     shared = min(ctas, rest // least) if active > 1 else 0
     end = total - rest if shared else total
@@ -213,9 +218,15 @@ def _least_cut(line: Line, problem: Problem, ctas: int) -> int:
     return min(least, line.total // (line.model.per_tile * ctas) + -(-least // 2))
 
 
-def whole_lists(items: int, ctas: int) -> tuple[int, int]:
-    """Items of each list of whole prefills, and lists: as many as a plan has room for."""
-    each = -(-items // (SLICES[0] * ctas))
+def whole_lists(items: int, ctas: int, active: int) -> tuple[int, int]:
+    """Items of each list of whole prefills, and lists: as many as a plan has room for.
+
+    Args:
+        items: of the line.
+        ctas: that prefill.
+        active: that may claim prefills, when they have no decodes any more.
+    """
+    each = -(-items // (ctas + (SLICES[0] - 1) * active))
     return each, -(-items // each)
 
 
@@ -228,13 +239,14 @@ def rounds_of(items: int, ctas: int, active: int) -> tuple[int, int]:
         active: that may claim prefills, when they have no decodes any more.
 
     Returns:
-        Items of each list, and lists: none, or `ctas` at least and `ROUNDS` times as many at most.
+        Items of each list, and lists: none, or at least one for each of `ctas`, and at most
+        `ROUNDS` rounds, the first for `ctas` and the others for `active`.
     """
     # behind the lists of whole items half of one for each CTA, which is what it waits on average
     most = items - max(-(-items // SHARED), -(-active // 2))
     if most < ctas:
         return 0, 0
-    each = -(-most // (ROUNDS * ctas))
+    each = -(-most // (ctas + (ROUNDS - 1) * active))
     lists = most // each
     # whoever finds no list in the last round finds as much work behind the lists
     if -(-lists // ctas) * ctas * each > items:
@@ -252,9 +264,11 @@ def _decodes(
     if prices is not None and len(tiles.segment):
         line = Line.of(tiles, grid.heads, problem.cost_model)
         slices, rest = grid.slices, line.total // DECODES_SHARED
-        if rest // (3 * slices) >= prices.least_claim(line.model, problem.keys):
-            cuts = Cuts.equal(slices, line.total - rest, slices, slices)
-            return cuts.pieces(line, grid, tiles, problem), 2 * slices * grid.lines
+        least = slices * prices.least_claim(line.model, problem.keys)
+        for lengths in range(ENDS, 1, -1):
+            if rest // shortest_in(lengths) >= least:
+                cuts = Cuts.equal(slices, line.total - rest, slices, lengths)
+                return cuts.pieces(line, grid, tiles, problem), lengths * slices * grid.lines
     return partition(tiles, problem, grid.lines * grid.slices), 0
 
 

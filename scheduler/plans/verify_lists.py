@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from warploom.scheduler.model.roles import ROLE_OF_LISTS, SHARED_DECODES, SHARED_PREFILLS
+from warploom.scheduler.model.roles import ENDS, ROLE_OF_LISTS, SHARED_DECODES, SHARED_PREFILLS
 from warploom.scheduler.plans.plan import Plan
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -38,7 +38,7 @@ def _of_roles(plan: Plan) -> Checks:
     ctas, decoding = problem.num_ctas, header["num_decode_ctas"]
     counts = np.array([plan.num_shared_prefills, plan.num_shared_decodes])
     claimed = np.split(is_empty, [SHARED_PREFILLS * ctas, SHARED_DECODES * ctas])[1:]
-    most = np.array([len(claimed[0]), 2 * decoding])
+    most = np.array([len(claimed[0]), ENDS * decoding])
     yield (counts >= 0) & (counts <= most), "the header counts shared lists beyond all"
     for lists, count in zip(claimed, counts, strict=True):
         yield lists[count:], "a shared list that no CTA claims has work"

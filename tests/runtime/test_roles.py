@@ -181,7 +181,7 @@ def test_one_plan_has_items_of_both_roles_and_splits_both() -> None:
     split = plan.items["slot"] >= 0
     assert (split & is_decode).any() and (split & ~is_decode).any()
     assert wrapper.planned.by == "the host, natively"
-    assert len(plan.cta_indptr) == 9 * plan.problem.num_ctas + 1 and plan.num_shared_prefills > 0
+    assert len(plan.cta_indptr) == 11 * plan.problem.num_ctas + 1 and plan.num_shared_prefills > 0
     # A key costs 48 + 16 and 12 + 16, and a tile of 128 keys 8 units, one of 64 keys 16.
     assert plan.problem.prices == RolePrices((128 * 64 // 8, 64 * 28 // 16), 2**31 - 1)
 

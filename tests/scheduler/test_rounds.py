@@ -14,7 +14,14 @@ from support.emulator import TEMPLATES
 from support.mixed_plans import DECODE, PRICES, busy
 from support.problems import plan_of
 
-from warploom.scheduler.model.roles import ROLE_OF_LISTS, ROUNDS, SHARED_DECODES, SHARED_PREFILLS
+from warploom.scheduler.model.roles import (
+    ENDS,
+    ROLE_OF_LISTS,
+    ROUNDS,
+    SHARED_DECODES,
+    SHARED_PREFILLS,
+    SLICES,
+)
 from warploom.scheduler.model.visibility import AllVisible
 from warploom.scheduler.partition.role_lists import SHARED, rounds_of
 from warploom.scheduler.plans.verify import verify
@@ -26,7 +33,9 @@ def test_kernels_find_the_same_lists() -> None:
     values: dict[str, int] = {}
     for name, value in re.findall(r"constexpr int (\w+) = ([^;]+);", text):
         values[name] = eval(value, {}, values)
-    assert values["kMostRounds"] == ROUNDS and values["kRoleLists"] == len(ROLE_OF_LISTS)
+    assert values["kMostRounds"] == ROUNDS and values["kEnds"] == ENDS
+    assert (values["kPrefillLists"], values["kDecodeSlices"]) == SLICES
+    assert values["kRoleLists"] == len(ROLE_OF_LISTS)
     assert values["kSharedPrefills"] == SHARED_PREFILLS
     assert values["kSharedDecodes"] == SHARED_DECODES
     assert ROLE_OF_LISTS[values["kDecodeLists"]] == ROLE_OF_LISTS[SHARED_DECODES] == 1
@@ -74,7 +83,8 @@ def test_short_prefills_are_claimed_whole(kit: Any, limit: int | None, cached: i
     found = [plan.items[slice(*plan.cta_indptr[n : n + 2])] for n in lists]
     items, whole = np.concatenate(found), -(-700 * 4 // 48) * 2
     assert len(items) == prefill.items == whole and (items["slot"] < 0).all()
-    assert {len(own) for own in found[:-1]} == {-(-whole // (6 * prefill.ctas))}
+    room = prefill.ctas + (SLICES[0] - 1) * plan.problem.active_ctas
+    assert {len(own) for own in found[:-1]} == {-(-whole // room)}
     by_tile, by_head = (1, 10**3) if cached in (None, 2 * longest) else (10**6, 1)
     line = items["kv_head"] * by_tile - items["row_begin"].astype(int) * by_head
     assert (np.diff(line) > 0).all()  # the last rows are first
@@ -107,6 +117,6 @@ def test_rounds_leave_an_eighth_and_make_up_for_the_last(
         least = max(items / SHARED, (ctas + others) / 2)
         assert items - least < ctas
         return
-    assert ctas <= lists <= ROUNDS * ctas
+    assert ctas <= lists <= ctas + (ROUNDS - 1) * (ctas + others)
     assert left * SHARED >= items and 2 * left >= ctas + others
     assert left >= -lists % ctas * each  # who finds no list finds this

@@ -15,7 +15,7 @@ from support.plan_text import Item, query_tiles, work_list
 from support.plan_text_stream_k import Line, cut, laid, length, mark_at, ordered, partition
 from warploom.scheduler.model.layout import MERGE, ROLE_ITEM
 from warploom.scheduler.model.problem import Problem, WorkList
-from warploom.scheduler.model.roles import ROUNDS, SLICES
+from warploom.scheduler.model.roles import ENDS, ROUNDS, SLICES
 from warploom.scheduler.partition.role_lists import DECODES_SHARED, SHARED
 from warploom.scheduler.partition.stream_k import SNAP
 
@@ -48,8 +48,8 @@ def build(problem: Problem) -> WorkList:
     roles = [
         work_list(prefill, _filled(first, none), []),
         work_list(decode, _filled(decodes, none), []),
-        work_list(prefill, _filled(shared, none * (ROUNDS + 1)), []),
-        work_list(decode, _filled(left, none * 2), []),
+        work_list(prefill, _filled(shared, none * (ROUNDS - 1 + ENDS)), []),
+        work_list(decode, _filled(left, none * ENDS), []),
     ]
     found = _joined(problem, roles, [*merges, *((at + slots, n) for at, n in more)])
     counts = len(decodes) if any(decodes) else 0, claimed
@@ -115,16 +115,16 @@ def _parts(problem: Problem, line: Line, ctas: int) -> tuple[int, list[int], int
     total, least = length(problem, line), problem.cost_model.least_slice
     active = problem.active_ctas
     if _are_short(problem, line, ctas):
-        each = ceil(len(line) / (SLICES[0] * ctas))
+        each = ceil(len(line) / (ctas + (SLICES[0] - 1) * active))
         begins = [length(problem, line[:i]) for i in range(0, len(line), each)]
         return min(ctas, len(begins)), begins, total, []
     cached = problem.prices.cached_keys
     if cached is not None and active > 1 and _keys(problem, line) > cached:
         items, lists = _rounds(len(line), ctas, active)
         begins = [length(problem, line[: items * i]) for i in range(lists + 1)]
-        tail = min(ctas, (total - begins[-1]) // (3 * least))
+        tail = min(ctas, (total - begins[-1]) // (7 * least))
         if lists and tail:
-            return ctas, begins[:-1], begins[-1], [2] * tail + [1] * tail
+            return ctas, begins[:-1], begins[-1], [4] * tail + [2] * tail + [1] * tail
     shared = min(ctas, total // SHARED // least) if active > 1 else 0
     end = total - total // SHARED if shared else total
     own = max(1, min(ctas, end // least))
@@ -142,7 +142,7 @@ def _rounds(items: int, ctas: int, active: int) -> tuple[int, int]:
     most = items - ceil(max(Fraction(items, SHARED), Fraction(active, 2)))
     if most < ctas:
         return 0, 0
-    each = ceil(Fraction(most, ROUNDS * ctas))
+    each = ceil(Fraction(most, ctas + (ROUNDS - 1) * active))
     lists = most // each
     rounds = ceil(Fraction(lists, ctas))
     return each, lists if rounds * ctas * each <= items else (rounds - 1) * ctas
@@ -165,14 +165,16 @@ def _decodes(
     rest = total // DECODES_SHARED
     own, tiles = total - rest, ceil(problem.prices.claim / decode.keys)
     shortest = max(tiles * model.per_tile, 2 * model.grain * model.per_tile)
-    if not has_prefills or ctas == 1 or rest < 3 * slices * shortest:
+    shares = [size for size in ([4, 2, 1], [2, 1]) if rest >= sum(size) * slices * shortest]
+    if not has_prefills or ctas == 1 or not shares:
         work, merges = partition(decode, ctas)
         return work[: len(lines) * slices], merges, 0
     places = [i * own // slices for i in range(slices)]
-    places += [own + end for end in _ends(rest, [2] * slices + [1] * slices)]
+    ends = [share for share in shares[0] for _ in range(slices)]
+    places += [own + end for end in _ends(rest, ends)]
     marks = [mark_at(decode, lines[0], at, own // (slices * SNAP)) for at in places]
-    parts = len(lines) * slices
-    return *cut(decode, lines, marks, 3 * parts), 2 * parts
+    parts, claimed = len(lines) * slices, len(shares[0])
+    return *cut(decode, lines, marks, (1 + claimed) * parts), claimed * parts
 
 
 def _behind(item: Item, slots: int, merges: int) -> Item:

@@ -70,13 +70,16 @@ class Line {
     mark_slices(cuts.slices > 0 ? cuts : share_equal(ctas));
   }
 
-  // The same of a line of decodes: so many slices, as many shared ones, and as many half as long.
-  // False, and nothing is found, where these were not worth claiming.
+  // The same of a line of decodes: so many slices, and as many shared ones of each length, if the
+  // shortest are worth claiming. False, and nothing is found, where two lengths were too many.
   WL_FN bool share_decodes(int slices) {
     const wide rest = quotient(length(), wide(p_.per_shared_decode));
-    if (quotient(rest, 3 * wide(slices)) < p_.decode_claim) return false;
-    mark_slices({slices, slices, 0, length() - rest, slices, slices});
-    return true;
+    for (int lengths = kEnds; lengths > 1; --lengths) {
+      if (rest < shortest_in(lengths) * slices * wide(p_.decode_claim)) continue;
+      mark_slices({slices, slices, 0, length() - rest, slices, lengths});
+      return true;
+    }
+    return false;
   }
 
   // Finds the boundaries of so many slices with the least longest CTA.
@@ -134,25 +137,27 @@ class Line {
     int own;           // slices that CTAs have for their own
     int slices, each;  // up to `end`: of so many whole items each, or if that is 0, of equal length
     wide end;          // of these
-    int longs, shorts;  // slices behind; of half the length, as many as of these or none
+    int tail, lengths;  // slices behind of each length, which are halved from one to the next
   };
+  WL_FN static wide shortest_in(int lengths) { return (wide(1) << lengths) - 1; }
 
   // Lists of whole items.
   WL_FN Cuts share_whole(int ctas) const {
-    const int each = (items() - 1) / (kPrefillLists * ctas) + 1;
+    const int each = (items() - 1) / (ctas + (kPrefillLists - 1) * p_.active_ctas) + 1;
     const int lists = (items() - 1) / each + 1;
-    return {min(ctas, lists), lists, each, length(), 0, 0};
+    return {min(ctas, lists), lists, each, length(), 0, 1};
   }
 
-  // Rounds of lists of whole items, and what they leave in long and short slices; nothing if these
-  // were too short, or if there are too few items.
+  // Rounds of lists of whole items, and ends of what they leave; nothing if these were too short,
+  // or if there are too few items.
   WL_FN Cuts share_rounds(int ctas) const {
     const Rounds rounds = rounds_of(ctas);
     if (rounds.lists == 0) return {};
     const wide end = position({rounds.each * rounds.lists, 0});
-    const int tail = int(min(wide(ctas), quotient(length() - end, 3 * least_slice())));
+    const wide least = shortest_in(kEnds) * least_slice();
+    const int tail = int(min(wide(ctas), quotient(length() - end, least)));
     if (tail == 0) return {};
-    return {ctas, rounds.lists, rounds.each, end, tail, tail};
+    return {ctas, rounds.lists, rounds.each, end, tail, kEnds};
   }
 
   // Equal slices of most of the line, and of the rest.
@@ -161,7 +166,7 @@ class Line {
     const int shared = p_.active_ctas > 1 ? int(min(wide(ctas), quotient(rest, least))) : 0;
     const wide end = shared > 0 ? length() - rest : length();
     const int own = max(1, int(min(wide(ctas), quotient(end, least))));
-    return {own, own, 0, end, shared, 0};
+    return {own, own, 0, end, shared, 1};
   }
 
   // Of equal slices none is shorter, but a single one.
@@ -175,14 +180,15 @@ class Line {
     const int most =
         items() - max((items() - 1) / p_.per_shared_prefill + 1, (p_.active_ctas + 1) / 2);
     if (most < ctas) return {0, 0};
-    const int each = (most - 1) / (kMostRounds * ctas) + 1, lists = most / each;
+    const int each = (most - 1) / (ctas + (kMostRounds - 1) * p_.active_ctas) + 1;
+    const int lists = most / each;
     const wide in_rounds = (wide(lists - 1) / ctas + 1) * ctas * each;
     return {each, in_rounds <= items() ? lists : lists / ctas * ctas};
   }
 
   WL_FN void mark_slices(const Cuts& cuts) {
-    const int behind = cuts.longs + cuts.shorts, all = cuts.slices + behind;
-    const wide rest = length() - cuts.end;
+    const int all = cuts.slices + cuts.tail * cuts.lengths;
+    const wide rest = length() - cuts.end, parts = cuts.tail * shortest_in(cuts.lengths);
     const wide snap = quotient(cuts.end, wide(cuts.slices) * z_.snap);
     slices_ = {cuts.own, all - cuts.own};
     int near = -1;
@@ -190,12 +196,18 @@ class Line {
       if (i == all) return void(s_.marks[i] = {items(), 0});
       const int further = i - cuts.slices;
       if (further < 0 && cuts.each > 0) return void(s_.marks[i] = {i * cuts.each, 0});
-      const wide halves = min(2 * further, cuts.longs + further);
       const wide at = further < 0 ? quotient(i * cuts.end, wide(cuts.slices))
-                                  : cuts.end + quotient(halves * rest, wide(cuts.longs + behind));
+                                  : cuts.end + quotient(parts_before(further, cuts) * rest, parts);
       s_.marks[i] = boundary(at, snap, near);
     });
     team_.sync();
+  }
+
+  // Of the ends, in lengths of the shortest.
+  WL_FN static wide parts_before(int number, const Cuts& cuts) {
+    const int length = number / cuts.tail, within = number - length * cuts.tail;
+    const wide longest = wide(1) << cuts.lengths, here = longest >> length;
+    return cuts.tail * (longest - here) + within * (here >> 1);
   }
 
   WL_FN wide cost_of(int visible) const { return z_.fixed + wide(z_.per_tile) * visible; }
