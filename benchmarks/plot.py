@@ -2,14 +2,15 @@
 
     python benchmarks/plot.py [FOLDER]     reads FOLDER/*.jsonl (default benchmarks/results)
 
-Writes a PNG next to each file that has a drawing, and replaces what lies between
-`<!-- benchmarks:begin -->` and `<!-- benchmarks:end -->` in docs/figures.md: pictures and tables.
+Writes a PNG next to each file that has a drawing, and pictures and tables between BEGIN and END in
+docs/figures.md.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +21,16 @@ from titles import TITLES
 FIGURES = RESULTS.parents[1] / "docs" / "figures.md"
 # for choosing by and not for reading, and what was run a second time
 NOT_SHOWN = (
-    "tile_sweep",
-    "tile_sweep_small_heads",
+    "tile_sweep*",
     "composed_tiles",
     "spills",
-    "role_sweep",
-    "role_rates",
+    "role_*",
     "mixed_h100",
     "mixed_drawn_h100",
     "mixed_drawn_again",
     "mixed_beside",
     "mixed_traces",
-    "prefetch_hits",
-    "prefetch_some",
-    "prefetch_marks",
-    "prefetch",
-    "prefetch_h100",
-    "prefetch_h100_nine",
+    "prefetch*",
     "graph_pool_h100",
 )
 # Sums and copies of torch are no bound: a kernel with another pattern of reads may pass them.
@@ -375,7 +369,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = Path(given[0]) if given else RESULTS
     parts, shown = [], {}
     for path in sorted(folder.glob("*.jsonl"), key=order):
-        if path.stem in NOT_SHOWN:
+        if any(fnmatch(path.stem, pattern) for pattern in NOT_SHOWN):
             continue
         machine, rows = load_rows(path)
         if all(row.case == "ceiling" for row in rows):  # a run that ended before its first figure

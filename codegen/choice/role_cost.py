@@ -1,7 +1,8 @@
 """What key tiles of two roles cost, from which CTAs are shared out: prefills compute, decodes read.
 
-First guesses for an H200, by FLOPs and bytes, and what 8-bit keys were measured to take (other
-prices of portable tiles never were); other GPUs are planned for by the same ones.
+Those of Hopper's tiles for an H200, by FLOPs and bytes: of a grid around them none chooses better
+among recorded splits of 112 batches (`benchmarks/role_splits.py --fit`). Prices of portable tiles
+were never measured; other GPUs are planned for by the same ones.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from warploom.codegen.attention.templates import template_of
 from warploom.codegen.attention.two_roles import TwoRoles
 from warploom.codegen.source import TileConfig
+from warploom.dsl.types.ir import UNARY_MATH, Node, walk
 from warploom.dsl.types.spec import AttentionSpec
 
 _PREFILL_SIZE = 128 * 128 * (128 + 128)  # rows, keys and lanes of `TwoRoles.prefill_ps`
@@ -20,6 +22,10 @@ _BANDWIDTH = 4200  # GB/s that decoding reads on all SMs
 # Rows that a key costs a tile on a CPU beside its own, for being read. The kernel counts so too,
 # where it asks how many threads are worth starting.
 _ROWS_OF_A_KEY = 16
+# A function of a logit that the special-function unit computes (tanh of a soft-cap) makes a prefill
+# longer by 1 of so many; fitted to the same splits, of which a third has a soft-cap.
+_PER_FUNCTION = 5
+_SPECIAL = UNARY_MATH - {"floor", "ceil", "abs", "neg"}
 _NEVER = 2**31 - 1  # CTAs that saturate memory where nobody has measured any that do
 
 
@@ -55,13 +61,27 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
     read = tile.decode.keys * lanes * spec.stored_dtype.bytes
     narrow, decodes = spec.is_narrow, template.decodes
     bandwidth = (decodes.narrow_sm_bandwidth if narrow else decodes.sm_bandwidth)[tile.decode.rows]
-    prefill = -(-size * (template.narrow_ps if narrow else template.prefill_ps) // _PREFILL_SIZE)
+    slower = _special_functions(spec) * template.prefill_ps // _PER_FUNCTION
+    prefill_ps = slower + (template.narrow_ps if narrow else template.prefill_ps)
+    prefill = -(-size * prefill_ps // _PREFILL_SIZE)
     return RoleCost(
         prefill=prefill,
         decode=-(-read * 1000 // bandwidth),
         saturating=-(-_BANDWIDTH // bandwidth),
         decode_in_tall=narrow * prefill * tile.decode.keys // tile.keys,
     )
+
+
+def _special_functions(spec: AttentionSpec) -> int:
+    """How many of them each logit goes through; what depends on no logit is computed less often."""
+    transform = spec.variant.hooks.get("logits_transform")
+    if transform is None:
+        return 0
+    of_logits: set[Node] = set()
+    for node in walk(transform):
+        if node.op == "logits" or not of_logits.isdisjoint(node.args):
+            of_logits.add(node)
+    return sum(node.op in _SPECIAL for node in of_logits)
 
 
 class Margins(NamedTuple):

@@ -33,6 +33,7 @@ SHARED_PREFILLS, SHARED_DECODES = 2, len(ROLE_OF_LISTS) - ENDS  # where these be
 # merge: as much as 800 keys, and if prefills are cut, a CTA has two. If not, the CTA that is done
 # last has half a prefill more than the mean.
 SHORTEST_CUT = 4096  # keys
+SPARED = 4  # of CTAs that are to spare prefills get 1 of so many (decision 0043)
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,11 @@ class RolePrices:
 
         If work could be cut anywhere, all would be done in T = max(decode / saturating, all /
         active): decodes on more CTAs than saturate memory are no faster. Where memory is the limit
-        there are CTAs to spare, of which each role gets half, since either may be slower beside the
-        other than its price says. Else decodes get the part of a CTA that is left over: who is done
-        with them prefills, and who prefills never decodes. With a single CTA it has both roles.
+        there are CTAs to spare, of which prefills get a quarter and decodes the rest, since either
+        may be slower beside the other than its price says; and prefills have at least half of those
+        that are not needed to saturate memory. Else decodes get the part of a CTA that is left
+        over: who is done with them prefills, and who prefills never decodes. With a single CTA it
+        has both roles.
 
         Args:
             work: cost of all items of each role, in units of its cost model.
@@ -116,10 +119,10 @@ class RolePrices:
         if active == 1:
             return 1, 1
         saturating = min(self.saturating, active)
-        by_memory = -(-prefill * saturating // decode)
+        spare, by_memory = active - saturating, -(-prefill * saturating // decode)
         taken = prefill * active // (prefill + decode)
-        if by_memory < active - saturating:
-            taken = (by_memory + active - saturating) // 2
+        if by_memory < spare:
+            taken = max(by_memory + (spare - by_memory) // SPARED, spare // 2)
         taken = max(1, min(taken, active - 1))
         return taken, active - taken
 

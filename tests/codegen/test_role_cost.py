@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import warploom as wl
 from warploom.codegen.choice.role_cost import RoleCost, forecast, role_cost, role_cost_on_cpu
@@ -33,6 +34,26 @@ def test_prices_follow_flops_and_bytes() -> None:
     assert small.prefill == 2_800_000 and small.saturating == -(-4200 // 34)
     assert small.decode == -(-64 * 256 * 1000 // 34) and small.decode_in_tall == 1_400_000
     assert found.decode_in_tall == 0  # memory is always slower
+
+
+class Waves(wl.Variant):
+    """Two functions of each logit, and one of its key alone."""
+
+    def logits_transform(self, logits: Any, at: Any) -> Any:
+        return wl.tanh(logits) + abs(wl.sin(logits)) * wl.exp(-at.kv_pos)
+
+
+def test_functions_of_a_logit_make_prefills_longer() -> None:
+    """A soft-cap has one; the slopes of ALiBi are powers, of heads alone."""
+
+    def prefill(variant: wl.Variant, stored: str | None = None) -> int:
+        return role_cost(replace(spec(128, stored), variant=trace(variant)), TILE).prefill
+
+    capped = wl.Causal() & wl.SoftCap(5.0)
+    assert prefill(capped) == 1_800_000 + 360_000
+    assert prefill(capped, "int8") == 2_800_000 + 360_000
+    assert prefill(Waves()) == 1_800_000 + 2 * 360_000
+    assert prefill(wl.Causal() & wl.Alibi()) == 1_800_000
 
 
 def test_two_roles_pay_where_overlapping_saves_more_than_it_takes() -> None:

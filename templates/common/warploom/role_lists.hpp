@@ -5,7 +5,7 @@
 namespace warploom {
 
 constexpr int kMostRounds = 4;  // of lists of whole prefills; the first are CTAs' own
-constexpr int kEnds = 3;  // of lists that are halved from each to the next, at most
+constexpr int kEnds = 3;        // of lists that are halved from each to the next, at most
 constexpr int kPrefillLists = kMostRounds + kEnds;
 constexpr int kDecodeLists = 1;     // behind those of prefills; CTAs have both for their own
 constexpr int kSharedPrefills = 2;  // for any CTA: all that are not CTAs' own

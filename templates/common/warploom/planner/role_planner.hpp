@@ -83,7 +83,8 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     const wide saturating = min(p_.saturating, active), spare = active - saturating;
     const wide by_memory = (prefill * saturating - 1) / decode + 1;
     const wide by_all = prefill * active / (prefill + decode);
-    const wide taken = by_memory < spare ? (by_memory + spare) / 2 : by_all;
+    const wide with_spared = by_memory + (spare - by_memory) / p_.per_spared;
+    const wide taken = by_memory < spare ? max(with_spared, spare / 2) : by_all;
     return int(max(wide(1), min(taken, wide(active - 1))));
   }
 
