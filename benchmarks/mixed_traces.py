@@ -3,6 +3,8 @@
     python benchmarks/mixed_traces.py [--cases "1k/8k/32,2k/8k/64"] [--drawn N,M] [--pictures]
                                       [--out FOLDER] [--device cpu]
 
+All are drawn on one sheet, a panel each; `--pictures` makes a picture of each, too.
+
 One launch of two roles by kernels that note when each work item begins and ends, after as many runs
 as warm a GPU up. Such kernels are slower, so rows tell shares and no speeds: when CTAs of each kind
 end on average and at last, and which part of the time SMs have an item.
@@ -14,9 +16,10 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import mixed_ours
@@ -34,9 +37,15 @@ from rich.table import Table
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
+from warploom.runtime.traces.picture import COLORS, draw
 from warploom.runtime.traces.trace import Trace
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 WARM_SECONDS = 0.3
+SHEET_COLUMNS, SHEET_DPI = 3, 110
+SHEET_TITLE = "Microseconds since the first item began, a line for each SM; dashed: as predicted"
 ON_CPU = TileConfig(48, 128, decode=TileConfig(12, 64))
 
 
@@ -145,6 +154,28 @@ def table_of(rows: Sequence[TraceRow]) -> Table:
     return table
 
 
+def sheet(traces: Mapping[str, Trace]) -> Figure:
+    """All of them, a panel each: a line is a multiprocessor, a dashed one the predicted end."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    lines = -(-len(traces) // SHEET_COLUMNS)
+    figure = Figure(figsize=(12, 0.6 + 2.4 * lines), layout="constrained")
+    panels = list(figure.subplots(lines, SHEET_COLUMNS, squeeze=False).flat)
+    for axes, (name, trace) in zip(panels, traces.items(), strict=False):
+        draw(axes, trace)
+        busy = float(np.mean(list(trace.busy().values())))
+        axes.set_title(f"{name}: {trace.span_us:.0f} us, busy {busy:.0%}", fontsize=8, loc="left")
+        axes.set_yticks([])
+        axes.tick_params(labelsize=7)
+    for axes in panels[len(traces) :]:
+        axes.set_visible(False)
+    handles = [Patch(color=COLORS[role], label=role) for role in ("prefill", "decode")]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    figure.suptitle(SHEET_TITLE, fontsize=9, x=0.01, ha="left")
+    return figure
+
+
 def batches_of(cases: str, drawn: str, small: bool) -> list[Batch]:
     wanted = [name.strip() for name in cases.split(",") if name.strip()]
     found = [batch for batch in table_batches() if not wanted or batch.name in wanted]
@@ -159,11 +190,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pictures", action="store_true", help="a picture and a JSON of each")
     options = placed(parser, argv)
     device, folder = options.device, Path(options.out)
-    console, rows = Console(), []
+    console, rows, traces = Console(), [], {}
     batches = batches_of(options.cases, options.drawn, device.type != "cuda")
     for batch in track(batches, "tracing", console=console):
         found = traced(batch, device)
         rows.append(row_of(batch.name, found))
+        traces[batch.name] = found
         if options.pictures:
             name = folder / file_name(batch.name)
             found.save(name.with_suffix(".png"))
@@ -172,6 +204,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines = [{"benchmark": "mixed_traces", "machine": machine_facts(device)}, *map(asdict, rows)]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "mixed_traces.jsonl").write_text(text)
+    sheet(traces).savefig(folder / "mixed_traces.png", dpi=SHEET_DPI)
     console.print(table_of(rows))
 
 

@@ -30,20 +30,26 @@ def paint(trace: RunTimes) -> Figure:
     sms = np.unique(lanes[:, 0])
     figure = Figure(figsize=(10, 2.2 + min(10.0, 0.24 * len(sms))), layout="constrained")
     axes = figure.subplots()
-    top, height = places(lanes)
-    _draw_items(axes, trace, top, height)
-    _draw_prediction(axes, trace)
-    axes.set_xlim(0, 1.02 * max(trace.span_us, trace.predicted.us) or 1.0)
-    axes.set_ylim(max(1, len(sms)), 0)
+    draw(axes, trace)
     shown = np.arange(0, len(sms), max(1, -(-len(sms) // _MOST_TICKS)))
     axes.set_yticks(shown + 0.5, [str(sm) for sm in sms[shown]])
     axes.tick_params(axis="y", length=0)
     axes.set(xlabel="microseconds since the first item began", ylabel=trace.place)
-    axes.spines[["top", "right", "left"]].set_visible(False)
     axes.set_title(f"{trace.kernel} on {trace.device}", fontsize=9, loc="left")
     if len(trace.items):
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure
+
+
+def draw(axes: Axes, trace: RunTimes) -> None:
+    """Its items and its predicted end, in axes of the caller's, which get no titles."""
+    lanes, _ = trace.lanes
+    top, height = places(lanes)
+    _draw_items(axes, trace, top, height)
+    _draw_prediction(axes, trace)
+    axes.set_xlim(0, 1.02 * max(trace.span_us, trace.predicted.us) or 1.0)
+    axes.set_ylim(max(1, len(np.unique(lanes[:, 0]))), 0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
 
 
 def places(lanes: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
