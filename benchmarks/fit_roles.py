@@ -28,6 +28,7 @@ import warploom as wl
 from warploom.codegen.choice.role_choice import role_choices
 from warploom.codegen.choice.role_cost import SHIPPED, Margins, RoleCost, forecast, role_cost
 from warploom.codegen.compilers.arch import arch_named
+from warploom.codegen.source import TileConfig
 from warploom.dsl.masks.intervals import TileAnalysis
 from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.types.spec import AttentionSpec
@@ -35,6 +36,8 @@ from warploom.dsl.variants.trace import trace
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import RoleSizes, RoleTiles
 from warploom.runtime.planning.visibility import Heads, make_visibility
+from warploom.scheduler.model.layout import Records
+from warploom.scheduler.model.visibility import Visibility
 
 FITTED = 40  # batches; the others are left out
 CTAS = 132  # of the GPUs that were measured
@@ -71,25 +74,31 @@ class Timed:
 
 
 @lru_cache
-def priced(kind: str, group_size: int) -> tuple[RoleCost, RoleSizes]:
+def priced(kind: str, group_size: int) -> tuple[RoleCost, TileConfig]:
     """Of the tiles of two roles that are asked first."""
     spec = AttentionSpec(trace(KINDS[kind].variant()), DIM, DIM, dtype("bfloat16"), wl.Paged(PAGE))
     tile = role_choices(spec, arch_named("sm_90a"), group_size)[0].tile
-    assert tile.decode is not None
-    sizes = RoleSizes(tile.decode.rows, tile.rows, tile.keys, tile.decode.keys)
-    return role_cost(spec, tile), sizes
+    return role_cost(spec, tile), tile
+
+
+def segments_of(batch: Batch) -> tuple[Records, Visibility]:
+    """What planners get of a batch."""
+    shape, variant = batch.shape, KINDS[batch.kind].variant()
+    traced = trace(variant)
+    ends = (np.append(0, np.cumsum(lens)) for lens in (shape.q_lens, shape.kv_lens))
+    arrays = make_batch(wl.Ragged(), *ends).on_host.arrays
+    analysis = TileAnalysis(traced, variant.inputs(), {})
+    return arrays.segments, make_visibility(traced, analysis, arrays, Heads(*batch.heads))
 
 
 def counted(batch: Batch) -> tuple[RoleCost, int, int]:
     """Prices, and key tiles of all heads of both roles."""
-    (q_heads, kv_heads), shape = batch.heads, batch.shape
-    cost, sizes = priced(batch.kind, q_heads // kv_heads)
-    variant = KINDS[batch.kind].variant()
-    traced, heads = trace(variant), Heads(q_heads, kv_heads)
-    ends = (np.append(0, np.cumsum(lens)) for lens in (shape.q_lens, shape.kv_lens))
-    arrays = make_batch(wl.Ragged(), *ends).on_host.arrays
-    visibility = make_visibility(traced, TileAnalysis(traced, variant.inputs(), {}), arrays, heads)
-    tiles = RoleTiles.of(arrays.segments, sizes, heads.group_size, visibility)
+    q_heads, kv_heads = batch.heads
+    cost, tile = priced(batch.kind, q_heads // kv_heads)
+    assert tile.decode is not None
+    sizes = RoleSizes(tile.decode.rows, tile.rows, tile.keys, tile.decode.keys)
+    segments, visibility = segments_of(batch)
+    tiles = RoleTiles.of(segments, sizes, q_heads // kv_heads, visibility)
     return cost, tiles.prefills * kv_heads, tiles.decodes * kv_heads
 
 

@@ -26,7 +26,7 @@ from unittest.mock import patch
 import mixed_ours
 import numpy as np
 import torch
-from fit_roles import CTAS, counted
+from fit_roles import CTAS, counted, priced, segments_of
 from harness import QUICK, RESULTS, Effort, Report, Row, copy_ceiling, load_rows, matmul_ceiling
 from harness import placed as placed_arguments
 from mixed_batches import (
@@ -47,8 +47,10 @@ from rich.table import Table
 import warploom as wl
 from warploom.codegen.choice.role_cost import RoleCost
 from warploom.runtime.launching.kernels import Kernel
-from warploom.runtime.planning.rules import Rules
-from warploom.scheduler.model.roles import RolePrices
+from warploom.runtime.planning.rules import Rules, roles_of_tile
+from warploom.scheduler.model.problem import Problem
+from warploom.scheduler.model.roles import Role, RolePrices
+from warploom.scheduler.model.tiles import query_tiles
 
 NAME = "role_splits"
 CHOSEN = "chosen"
@@ -185,6 +187,8 @@ class Timed:
     Attributes:
         cost: of the key tiles of both roles.
         tiles: key tiles of all heads, of prefills and of decodes.
+        work: of both roles, as planners count it.
+        roles: with their tiles.
         ctas, ms: of each split, by rising CTAs that prefill.
         chosen: milliseconds of the split that was chosen when it was recorded.
     """
@@ -192,16 +196,18 @@ class Timed:
     name: str
     cost: RoleCost
     tiles: tuple[int, int]
+    work: tuple[int, int]
+    roles: Sequence[Role]
     ctas: Sequence[int]
     ms: Sequence[float]
     chosen: float
 
     def chosen_by(self, prices: Prices) -> int:
-        """CTAs that prefill by these prices."""
+        """CTAs that prefill in plans by these prices."""
         cost = self.cost
-        units = round(cost.prefill * prices.prefill), round(cost.decode * prices.decode)
+        tiles = round(cost.prefill * prices.prefill), round(cost.decode * prices.decode)
         saturating = round(cost.saturating * prices.decode * prices.memory)
-        return RolePrices(units, saturating).ctas(self.tiles, CTAS)[0]
+        return RolePrices.of_tiles(self.roles, tiles, saturating).ctas(self.work, CTAS)[0]
 
     def loss(self, ctas: int) -> float:
         """Its time over that of the best split; between two that were run, in proportion."""
@@ -218,11 +224,29 @@ def load(path: Path) -> list[Timed]:
         by_ctas = {row.params["prefill_ctas"]: row.ms for row in of_batch if row.ms}
         chosen = next(row.ms for row in of_batch if row.impl == CHOSEN and row.ms)
         batch = tables.get(name) or drawn_batch(int(name.partition(":")[0]))
-        cost, *tiles = counted(batch)
         ctas = sorted(by_ctas)
         ms = [by_ctas[n] for n in ctas]
-        found.append(Timed(name, cost, (tiles[0], tiles[1]), ctas, ms, chosen))
+        cost, *tiles = counted(batch)
+        roles, work = work_of(batch)
+        found.append(Timed(name, cost, (tiles[0], tiles[1]), work, roles, ctas, ms, chosen))
     return found
+
+
+def work_of(batch: Batch) -> tuple[Sequence[Role], tuple[int, int]]:
+    """Both roles, and what all of their items cost, in the units of their cost models."""
+    q_heads, kv_heads = batch.heads
+    _, tile = priced(batch.kind, q_heads // kv_heads)
+    first, second = roles = roles_of_tile(tile)
+    segments, visibility = segments_of(batch)
+    problem = Problem(
+        segments, kv_heads, q_heads // kv_heads, first.rows, first.keys, CTAS, CTAS, visibility,
+        smaller=(second,), prices=RolePrices((1, 1), 1),
+    )  # fmt: skip
+    prefill, decode = (
+        int(own.cost_model.of_chunks(query_tiles(own).visible).sum()) * kv_heads
+        for own in problem.by_role()
+    )
+    return roles, (prefill, decode)
 
 
 def halves_of(batches: Sequence[Timed]) -> tuple[list[Timed], list[Timed]]:

@@ -69,7 +69,7 @@ ROLE_SITE = (
     ("prefill_price", "picoseconds of a unit of cost"),
     ("decode_price", "picoseconds of a unit of cost of decodes"),
     ("saturating", "decoding CTAs that saturate memory"),
-    ("per_spared", "1 of so many CTAs that are to spare prefills"),
+    ("per_idle_prefill", "1 of so many CTAs that neither role needs prefills"),
     ("per_shared_prefill", "1 of so many prefills is for any CTA"),
     ("shortest_cut", "key tiles of the shortest prefill that is cut"),
     ("per_idle_cta", "1 of so many decoding CTAs may stay without work"),

@@ -1,8 +1,8 @@
 """What key tiles of two roles cost, from which CTAs are shared out: prefills compute, decodes read.
 
-Those of Hopper's tiles for an H200, by FLOPs and bytes: of a grid around them none chooses better
-among recorded splits of 112 batches (`benchmarks/role_splits.py --fit`). Prices of portable tiles
-were never measured; other GPUs are planned for by the same ones.
+Those of Hopper's tiles for an H200, by FLOPs and bytes; of 16-bit keys they are held against
+recorded splits of 112 batches (`benchmarks/role_splits.py --fit`), and what 8-bit keys take was
+measured. Prices of portable tiles never were; other GPUs are planned for by the same ones.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from warploom.codegen.attention.templates import template_of
 from warploom.codegen.attention.two_roles import TwoRoles
+from warploom.codegen.lowering.split import Level, levels
 from warploom.codegen.source import TileConfig
-from warploom.dsl.types.ir import UNARY_MATH, Node, walk
+from warploom.dsl.types.ir import UNARY_MATH
 from warploom.dsl.types.spec import AttentionSpec
 
 _PREFILL_SIZE = 128 * 128 * (128 + 128)  # rows, keys and lanes of `TwoRoles.prefill_ps`
@@ -22,10 +23,10 @@ _BANDWIDTH = 4200  # GB/s that decoding reads on all SMs
 # Rows that a key costs a tile on a CPU beside its own, for being read. The kernel counts so too,
 # where it asks how many threads are worth starting.
 _ROWS_OF_A_KEY = 16
-# A function of a logit that the special-function unit computes (tanh of a soft-cap) makes a prefill
-# longer by 1 of so many; fitted to the same splits, of which a third has a soft-cap.
+# A function that the special-function unit computes for each element makes a prefill longer by 1 of
+# so many: tanh of soft-caps, in 25 of the same batches. Others are taken to be alike.
 _PER_FUNCTION = 5
-_SPECIAL = UNARY_MATH - {"floor", "ceil", "abs", "neg"}
+_SPECIAL = UNARY_MATH - {"floor", "ceil", "abs", "neg"} | {"pow"}
 _NEVER = 2**31 - 1  # CTAs that saturate memory where nobody has measured any that do
 
 
@@ -73,15 +74,16 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
 
 
 def _special_functions(spec: AttentionSpec) -> int:
-    """How many of them each logit goes through; what depends on no logit is computed less often."""
-    transform = spec.variant.hooks.get("logits_transform")
+    """How many each element takes, beside the exponential that a softmax has and others lack.
+
+    What is the same along a row or a column is computed once for it.
+    """
+    variant = spec.variant
+    transform = variant.hooks.get("logits_transform")
     if transform is None:
         return 0
-    of_logits: set[Node] = set()
-    for node in walk(transform):
-        if node.op == "logits" or not of_logits.isdisjoint(node.args):
-            of_logits.add(node)
-    return sum(node.op in _SPECIAL for node in of_logits)
+    of_element = (node for node, level in levels([transform]).items() if level is Level.ELEMENT)
+    return max(0, sum(node.op in _SPECIAL for node in of_element) - (not variant.softmax))
 
 
 class Margins(NamedTuple):

@@ -42,7 +42,7 @@ from warploom.runtime.strategies.strategy import Planned, Read
 from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.cost import CostModel
 from warploom.scheduler.model.problem import TOLERANCE, WORTH_CUTTING, WORTH_SAVING
-from warploom.scheduler.model.roles import MOST_CTAS, SLICES, SPARED, RolePrices
+from warploom.scheduler.model.roles import MOST_CTAS, PER_IDLE_PREFILL, SLICES, RolePrices
 from warploom.scheduler.partition.balance import TRIED
 from warploom.scheduler.partition.role_lists import DECODES_SHARED, SHARED
 from warploom.scheduler.partition.stream_k import FEW, IDLE, SNAP, Grid
@@ -167,7 +167,8 @@ def _role_numbers(tile: TileConfig, active_ctas: int, prices: RolePrices) -> tup
         ROLE_SITE, active_ctas=active_ctas, decode_rows=decode.rows, decode_keys=decode.keys,
         decode_fixed=cost.fixed, decode_per_tile=cost.per_tile, decode_grain=cost.grain,
         decode_partial=cost.partial, prefill_price=prefill_price, decode_price=decode_price,
-        saturating=prices.saturating, per_spared=SPARED, per_shared_prefill=SHARED,
+        saturating=prices.saturating, per_idle_prefill=PER_IDLE_PREFILL,
+        per_shared_prefill=SHARED,
         shortest_cut=prices.cut_tiles(tile.keys), per_idle_cta=IDLE,
         per_shared_decode=DECODES_SHARED, decode_claim=prices.least_claim(cost, decode.keys),
         cached_keys=prices.cached_keys or 0,

@@ -22,7 +22,7 @@ _MOST = 2  # roles of a plan
 # One counter of 32 bits holds how many CTAs have drawn a number from either end (hopper/roles.cuh).
 MOST_CTAS = 2**16 - 1
 ROUNDS = 4  # of whole prefills, at most: the first for CTAs of their own, the others to be claimed
-ENDS = 3  # of either role, at most: shared lists for each CTA, each half as long as the one before
+ENDS = 3  # lengths of shared lists behind others, at most, each half of the one before
 # The role of each num_ctas lists of a plan: those that CTAs have for their own, which any CTA
 # claims (rounds, then ends; or whole prefills), and which decoding ones do.
 ROLE_OF_LISTS = (0, 1, *(0,) * (ROUNDS - 1 + ENDS), *(1,) * ENDS)
@@ -33,7 +33,7 @@ SHARED_PREFILLS, SHARED_DECODES = 2, len(ROLE_OF_LISTS) - ENDS  # where these be
 # merge: as much as 800 keys, and if prefills are cut, a CTA has two. If not, the CTA that is done
 # last has half a prefill more than the mean.
 SHORTEST_CUT = 4096  # keys
-SPARED = 4  # of CTAs that are to spare prefills get 1 of so many (decision 0043)
+PER_IDLE_PREFILL = 4  # of CTAs that neither role needs 1 of so many prefills (decision 0043)
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,11 @@ class RolePrices:
 
         If work could be cut anywhere, all would be done in T = max(decode / saturating, all /
         active): decodes on more CTAs than saturate memory are no faster. Where memory is the limit
-        there are CTAs to spare, of which prefills get a quarter and decodes the rest, since either
-        may be slower beside the other than its price says; and prefills have at least half of those
-        that are not needed to saturate memory. Else decodes get the part of a CTA that is left
-        over: who is done with them prefills, and who prefills never decodes. With a single CTA it
-        has both roles.
+        neither role needs all of the other CTAs. Of these idle ones prefills get a quarter and
+        decodes the rest, since either may be slower beside the other than its price says; and
+        prefills have at least half of the CTAs that do not saturate memory. Else decodes get the
+        part of a CTA that is left over: who is done with them prefills, and who prefills never
+        decodes. With a single CTA it has both roles.
 
         Args:
             work: cost of all items of each role, in units of its cost model.
@@ -119,10 +119,10 @@ class RolePrices:
         if active == 1:
             return 1, 1
         saturating = min(self.saturating, active)
-        spare, by_memory = active - saturating, -(-prefill * saturating // decode)
+        others, by_memory = active - saturating, -(-prefill * saturating // decode)
         taken = prefill * active // (prefill + decode)
-        if by_memory < spare:
-            taken = max(by_memory + (spare - by_memory) // SPARED, spare // 2)
+        if by_memory < others:
+            taken = max(by_memory + (others - by_memory) // PER_IDLE_PREFILL, others // 2)
         taken = max(1, min(taken, active - 1))
         return taken, active - taken
 
@@ -244,10 +244,7 @@ def num_lists(num_ctas: int, num_roles: int) -> int:
 def most_cuts(num_ctas: int, num_roles: int) -> int:
     """Boundaries within lines, each of which may cut an item.
 
-    With two roles cuts lie between the ends of each CTA that prefills, or two equal parts, and
-    between its own decodes and the ends of each that decodes. It is most if one CTA prefills; or
-    if all do, where there are few.
+    With two roles they lie between ENDS ends of each CTA that prefills, or two equal parts, and
+    between its own decodes and ENDS ends of each that decodes: most are cut if one prefills.
     """
-    if num_roles == 1:
-        return num_ctas - 1
-    return max(ENDS * num_ctas - 1, ENDS - 1 + (1 + ENDS) * (num_ctas - 1) - 1)
+    return num_ctas - 1 if num_roles == 1 else (1 + ENDS) * num_ctas - ENDS

@@ -6,7 +6,8 @@ CTA computes a chunk does not matter to its bits: lists are those of `role_lists
 
 Either role's chunks are assigned longest first to the CTAs that have the role by its price. The
 last ones are in shared lists instead, mostly one in each, for whoever is done early: all but the
-first chunk of each CTA where a plan has room for as many lists, else about 1 of SHARED.
+first chunk of each CTA where SLICES lists for each that has the role hold them, else about 1 of
+SHARED.
 """
 
 from __future__ import annotations

@@ -8,11 +8,12 @@ SHARED_DECODES times num_ctas. Only CTAs that decode claim decodes; any CTA clai
 Decodes have the first CTAs. Their lines are those of a plan without prefills, and so are their cuts
 where nothing is shared. Prefills of all heads lie on one line, for the CTAs behind. Each CTA has an
 equal part of most of a line; the rest are shared lists. Whoever is done early takes these: what a
-role costs is not known well enough, decodes wait for memory, and some SMs read more slowly. Long
-ones are claimed first, and the last ones are short: the last CTA is late by part of one.
+role costs is not known well enough, decodes wait for memory, and some SMs read more slowly. Those
+of decodes have up to ENDS lengths, long ones first, so that few are opened and the last CTA is late
+by part of a short one. (A boundary that moves to the end of an item may leave a short one empty.)
 
 Where prefills read more keys than the cache holds, and there are enough of them, most of the line
-is lists of whole ones instead: a few rounds of one list for each CTA, in the order of the line.
+is lists of whole ones instead, a few rounds in the order of the line; the rest has ENDS lengths.
 CTAs then work at tiles of the same heads at the same time, and memory is asked for their keys once.
 With an equal part of the line for each CTA all heads are read at once, at different places.
 
@@ -140,26 +141,26 @@ class Cuts:
     Attributes:
         first: (n,) where slices up to `end` begin.
         end: where they end.
-        tail: slices behind of each length.
-        lengths: how many lengths these have, each half of the one before.
+        per_length: slices behind `end` that have the same length.
+        lengths: how many lengths there are, each half of the one before.
     """
 
     first: Ints
     end: int
-    tail: int = 0
+    per_length: int = 0
     lengths: int = 1
 
     @classmethod
-    def equal(cls, count: int, end: int, tail: int, lengths: int = 1) -> Cuts:
-        return cls(np.arange(count) * end // count, end, tail, lengths)
+    def equal(cls, count: int, end: int, per_length: int, lengths: int = 1) -> Cuts:
+        return cls(np.arange(count) * end // count, end, per_length, lengths)
 
     @property
     def number(self) -> int:
-        return len(self.first) + self.tail * self.lengths
+        return len(self.first) + self.per_length * self.lengths
 
     def pieces(self, line: Line, grid: Grid, tiles: Tiles, problem: Problem) -> Pieces:
         """The pieces of a line that is cut so, and of those that are its like."""
-        units = np.repeat(2 ** np.arange(self.lengths)[::-1], self.tail)  # length of each
+        units = np.repeat(2 ** np.arange(self.lengths)[::-1], self.per_length)
         behind = np.append(0, np.cumsum(units)) * (line.total - self.end) // max(1, units.sum())
         at = np.concatenate((self.first, self.end + behind))
         snap = self.end // (len(self.first) * SNAP)
@@ -188,9 +189,9 @@ def _cuts(line: Line, tiles: Tiles, problem: Problem, ctas: int) -> tuple[int, C
         each, lists = rounds_of(len(line.tile), ctas, active)
         if lists:
             end = int(line.begin[each * lists])
-            tail = min(ctas, (total - end) // (shortest_in(ENDS) * least))
-            if tail:
-                return ctas, Cuts(line.begin[np.arange(lists) * each], end, tail, ENDS)
+            ends = min(ctas, (total - end) // (shortest_in(ENDS) * least))
+            if ends:
+                return ctas, Cuts(line.begin[np.arange(lists) * each], end, ends, ENDS)
     rest = total // SHARED
     shared = min(ctas, rest // least) if active > 1 else 0
     end = total - rest if shared else total
@@ -231,7 +232,10 @@ def whole_lists(items: int, ctas: int, active: int) -> tuple[int, int]:
 
 
 def rounds_of(items: int, ctas: int, active: int) -> tuple[int, int]:
-    """Lists of whole prefills. Enough is left to be cut that all may be done at the same time.
+    """Lists of whole prefills; the rest is cut, so that all are done at about the same time.
+
+    The last round is left out, too, where what is behind does not make up for the lists that it
+    lacks. That counts lists by the CTAs that prefill from the beginning, though others claim some.
 
     Args:
         items: of the line.
@@ -248,7 +252,6 @@ def rounds_of(items: int, ctas: int, active: int) -> tuple[int, int]:
         return 0, 0
     each = -(-most // (ctas + (ROUNDS - 1) * active))
     lists = most // each
-    # whoever finds no list in the last round finds as much work behind the lists
     if -(-lists // ctas) * ctas * each > items:
         lists = lists // ctas * ctas
     return each, lists

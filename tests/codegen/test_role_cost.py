@@ -37,14 +37,14 @@ def test_prices_follow_flops_and_bytes() -> None:
 
 
 class Waves(wl.Variant):
-    """Two functions of each logit, and one of its key alone."""
+    """Two functions of each element, one of it of no logit, and one of its key alone."""
 
     def logits_transform(self, logits: Any, at: Any) -> Any:
-        return wl.tanh(logits) + abs(wl.sin(logits)) * wl.exp(-at.kv_pos)
+        return wl.tanh(logits) * wl.exp(-at.kv_pos) - wl.log(1 + abs(at.q_pos - at.kv_pos))
 
 
 def test_functions_of_a_logit_make_prefills_longer() -> None:
-    """A soft-cap has one; the slopes of ALiBi are powers, of heads alone."""
+    """A soft-cap has one; slopes of ALiBi are a row's, and sigmoids have no other exponential."""
 
     def prefill(variant: wl.Variant, stored: str | None = None) -> int:
         return role_cost(replace(spec(128, stored), variant=trace(variant)), TILE).prefill
@@ -53,7 +53,7 @@ def test_functions_of_a_logit_make_prefills_longer() -> None:
     assert prefill(capped) == 1_800_000 + 360_000
     assert prefill(capped, "int8") == 2_800_000 + 360_000
     assert prefill(Waves()) == 1_800_000 + 2 * 360_000
-    assert prefill(wl.Causal() & wl.Alibi()) == 1_800_000
+    assert prefill(wl.Causal() & wl.Alibi()) == prefill(wl.FlashSigmoid()) == 1_800_000
 
 
 def test_two_roles_pay_where_overlapping_saves_more_than_it_takes() -> None:

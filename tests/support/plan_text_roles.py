@@ -71,8 +71,9 @@ def _share_out(problem: Problem, prefill: Problem, decode: Problem) -> tuple[int
     saturating = min(problem.prices.saturating, active)
     of_memory, of_all = Fraction(times[1], saturating), Fraction(sum(times), active)
     by_memory = ceil(times[0] / of_memory)
-    if by_memory < active - saturating:  # some CTAs are to spare
-        taken = max(by_memory + (active - saturating - by_memory) // 4, (active - saturating) // 2)
+    others = active - saturating
+    if by_memory < others:  # some are idle
+        taken = max(by_memory + (others - by_memory) // 4, others // 2)
     else:
         taken = floor(times[0] / of_all)
     taken = min(max(taken, 1), active - 1)

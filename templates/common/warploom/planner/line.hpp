@@ -70,8 +70,9 @@ class Line {
     mark_slices(cuts.slices > 0 ? cuts : share_equal(ctas));
   }
 
-  // The same of a line of decodes: so many slices, and as many shared ones of each length, if the
-  // shortest are worth claiming. False, and nothing is found, where two lengths were too many.
+  // The same of a line of decodes: so many slices, and as many shared ones of each length, if a
+  // shortest one is worth claiming on average. False, and nothing is found, where two lengths were
+  // too many.
   WL_FN bool share_decodes(int slices) {
     const wide rest = quotient(length(), wide(p_.per_shared_decode));
     for (int lengths = kEnds; lengths > 1; --lengths) {
@@ -137,7 +138,7 @@ class Line {
     int own;           // slices that CTAs have for their own
     int slices, each;  // up to `end`: of so many whole items each, or if that is 0, of equal length
     wide end;          // of these
-    int tail, lengths;  // slices behind of each length, which are halved from one to the next
+    int per_length, lengths;  // slices behind of the same length, which halves from one to the next
   };
   WL_FN static wide shortest_in(int lengths) { return (wide(1) << lengths) - 1; }
 
@@ -155,9 +156,9 @@ class Line {
     if (rounds.lists == 0) return {};
     const wide end = position({rounds.each * rounds.lists, 0});
     const wide least = shortest_in(kEnds) * least_slice();
-    const int tail = int(min(wide(ctas), quotient(length() - end, least)));
-    if (tail == 0) return {};
-    return {ctas, rounds.lists, rounds.each, end, tail, kEnds};
+    const int ends = int(min(wide(ctas), quotient(length() - end, least)));
+    if (ends == 0) return {};
+    return {ctas, rounds.lists, rounds.each, end, ends, kEnds};
   }
 
   // Equal slices of most of the line, and of the rest.
@@ -187,8 +188,8 @@ class Line {
   }
 
   WL_FN void mark_slices(const Cuts& cuts) {
-    const int all = cuts.slices + cuts.tail * cuts.lengths;
-    const wide rest = length() - cuts.end, parts = cuts.tail * shortest_in(cuts.lengths);
+    const int all = cuts.slices + cuts.per_length * cuts.lengths;
+    const wide rest = length() - cuts.end, parts = cuts.per_length * shortest_in(cuts.lengths);
     const wide snap = quotient(cuts.end, wide(cuts.slices) * z_.snap);
     slices_ = {cuts.own, all - cuts.own};
     int near = -1;
@@ -205,9 +206,9 @@ class Line {
 
   // Of the ends, in lengths of the shortest.
   WL_FN static wide parts_before(int number, const Cuts& cuts) {
-    const int length = number / cuts.tail, within = number - length * cuts.tail;
+    const int length = number / cuts.per_length, within = number - length * cuts.per_length;
     const wide longest = wide(1) << cuts.lengths, here = longest >> length;
-    return cuts.tail * (longest - here) + within * (here >> 1);
+    return cuts.per_length * (longest - here) + within * (here >> 1);
   }
 
   WL_FN wide cost_of(int visible) const { return z_.fixed + wide(z_.per_tile) * visible; }

@@ -80,11 +80,11 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     if (prefill == 0 || decode == 0) return prefill > 0 ? active : 0;
     if (active == 1) return 1;
     prefill *= p_.prefill_price, decode *= p_.decode_price;
-    const wide saturating = min(p_.saturating, active), spare = active - saturating;
+    const wide saturating = min(p_.saturating, active), others = active - saturating;
     const wide by_memory = (prefill * saturating - 1) / decode + 1;
     const wide by_all = prefill * active / (prefill + decode);
-    const wide with_spared = by_memory + (spare - by_memory) / p_.per_spared;
-    const wide taken = by_memory < spare ? max(with_spared, spare / 2) : by_all;
+    const wide with_idle = by_memory + (others - by_memory) / p_.per_idle_prefill;
+    const wide taken = by_memory < others ? max(with_idle, others / 2) : by_all;
     return int(max(wide(1), min(taken, wide(active - 1))));
   }
 
