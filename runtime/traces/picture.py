@@ -41,10 +41,16 @@ def paint(trace: RunTimes) -> Figure:
     return figure
 
 
-def draw(axes: Axes, trace: RunTimes) -> None:
-    """Its items and its predicted end, in axes of the caller's, which get no titles."""
+def draw(axes: Axes, trace: RunTimes, gap: float = _GAP) -> None:
+    """Its items and its predicted end, in axes of the caller's, which get no titles.
+
+    Args:
+        axes: of the caller's.
+        trace: what ran.
+        gap: between two lines, of the height of one.
+    """
     lanes, _ = trace.lanes
-    top, height = places(lanes)
+    top, height = places(lanes, gap)
     _draw_items(axes, trace, top, height)
     _draw_prediction(axes, trace)
     axes.set_xlim(0, 1.02 * max(trace.span_us, trace.predicted.us) or 1.0)
@@ -52,11 +58,12 @@ def draw(axes: Axes, trace: RunTimes) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def places(lanes: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+def places(lanes: npt.NDArray[np.int64], gap: float = _GAP) -> tuple[Floats, Floats]:
     """Where lanes lie: those of a multiprocessor share the line of its rank.
 
     Args:
         lanes: (lanes, 2) multiprocessor and CTA, in order.
+        gap: between two lines.
 
     Returns:
         (lanes,) upper end of each, with lines at 0, 1, ...; and its height.
@@ -65,8 +72,8 @@ def places(lanes: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
         lanes[:, 0], return_index=True, return_inverse=True, return_counts=True
     )
     line = line.reshape(-1)
-    height = (1 - _GAP) / count[line]
-    return line + _GAP / 2 + (np.arange(len(lanes)) - first[line]) * height, height
+    height = (1 - gap) / count[line]
+    return line + gap / 2 + (np.arange(len(lanes)) - first[line]) * height, height
 
 
 def _draw_items(axes: Axes, trace: RunTimes, top: Floats, height: Floats) -> None:
