@@ -60,7 +60,8 @@ def test_the_mask_is_the_same(tree: Any, seed: int) -> None:
         return
     for i in range(4):
         found = (elements(root, inputs, tiles, i) for root in (made, mask))
-        np.testing.assert_array_equal(*np.broadcast_arrays(*found))  # positions may cancel
+        first, second = np.broadcast_arrays(*found)  # positions may cancel
+        np.testing.assert_array_equal(first, second)
 
 
 @settings(max_examples=100, deadline=None)

@@ -17,6 +17,7 @@ import warploom as wl
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.compilers.hostcc import HostTarget
 from warploom.codegen.planner_source import PlannerSpec, role_scratch_bytes
+from warploom.codegen.source import TileConfig
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.planning.mixes import may_hold_prefills
@@ -248,11 +249,16 @@ def test_block_rows_are_no_decodes(planner: MakePlanner) -> None:
     assert not choice(made, batch).tile.of_roles
 
 
+def kernel_of(tile: TileConfig, num_ctas: int) -> Any:
+    """As much of a kernel as prices ask for."""
+    return SimpleNamespace(tile=tile, num_ctas=num_ctas)
+
+
 def test_ctas_that_share_an_sm_share_its_speed(planner: MakePlanner) -> None:
     rules = planner(declared(kv_format=wl.Ragged()), ARCHS["sm_90a"], 132)[0].rules
     assert rules.mixes is not None
     tile = rules.mixes.choices[0].tile
-    alone, shared = (rules.prices(SimpleNamespace(tile=tile, num_ctas=n)) for n in (132, 264))
+    alone, shared = (rules.prices(kernel_of(tile, n)) for n in (132, 264))
     assert alone is not None and shared is not None
     assert shared.saturating == 2 * alone.saturating
     for one, two in zip(alone.units, shared.units, strict=True):
@@ -269,5 +275,4 @@ def test_ctas_that_a_limit_leaves_have_an_sm_each(planner: MakePlanner) -> None:
     free = planner(declared(kv_format=wl.Ragged()), ARCHS["sm_90a"], 132)[0].rules
     assert free.mixes is not None
     tile = free.mixes.choices[0].tile
-    of_two, of_one = (SimpleNamespace(tile=tile, num_ctas=n) for n in (264, 132))
-    assert rules.prices(of_two) == free.prices(of_one)
+    assert rules.prices(kernel_of(tile, 264)) == free.prices(kernel_of(tile, 132))
