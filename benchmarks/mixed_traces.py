@@ -160,10 +160,10 @@ def sheet(traces: Mapping[str, Trace]) -> Figure:
     from matplotlib.patches import Patch
 
     lines = -(-len(traces) // SHEET_COLUMNS)
-    figure = Figure(figsize=(12, 0.6 + 2.4 * lines), layout="constrained")
+    figure = Figure(figsize=(12, 0.6 + 3.0 * lines), layout="constrained")
     panels = list(figure.subplots(lines, SHEET_COLUMNS, squeeze=False).flat)
     for axes, (name, trace) in zip(panels, traces.items(), strict=False):
-        draw(axes, trace, gap=0)  # lines are two pixels high
+        draw(axes, trace, gap=0)
         busy = float(np.mean(list(trace.busy().values())))
         axes.set_title(f"{name}: {trace.span_us:.0f} us, busy {busy:.0%}", fontsize=8, loc="left")
         axes.set_yticks([])

@@ -6,7 +6,7 @@
 Each batch is planned with the split that the prices choose ("chosen") and with others, by prices
 that have no other effect, and its launches are timed by turns, so that a clock that falls is every
 split's. `--fit` needs no GPU: it tells how much longer than the best split of each batch the prices
-take that ship, those of a grid that do best, and what both expect of a whole batch.
+take that ship, and those of a grid that do best, and where either is worst.
 """
 
 from __future__ import annotations

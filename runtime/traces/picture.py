@@ -47,11 +47,12 @@ def draw(axes: Axes, trace: RunTimes, gap: float = _GAP) -> None:
     Args:
         axes: of the caller's.
         trace: what ran.
-        gap: between two lines, of the height of one.
+        gap: between two lines, of the height of one; without any, lines may be a pixel or two high,
+            and items have no edges.
     """
     lanes, _ = trace.lanes
     top, height = places(lanes, gap)
-    _draw_items(axes, trace, top, height)
+    _draw_items(axes, trace, top, height, has_edges=gap > 0)
     _draw_prediction(axes, trace)
     axes.set_xlim(0, 1.02 * max(trace.span_us, trace.predicted.us) or 1.0)
     axes.set_ylim(max(1, len(np.unique(lanes[:, 0]))), 0)
@@ -76,11 +77,11 @@ def places(lanes: npt.NDArray[np.int64], gap: float = _GAP) -> tuple[Floats, Flo
     return line + gap / 2 + (np.arange(len(lanes)) - first[line]) * height, height
 
 
-def _draw_items(axes: Axes, trace: RunTimes, top: Floats, height: Floats) -> None:
+def _draw_items(axes: Axes, trace: RunTimes, top: Floats, height: Floats, has_edges: bool) -> None:
     from matplotlib.collections import PolyCollection
 
     items, (lanes, lane) = trace.items, trace.lanes
-    width = 0.4 if len(items) <= _FEW * len(lanes) else 0.0
+    width = 0.4 if has_edges and len(items) <= _FEW * len(lanes) else 0.0
     for one in trace.roles():
         mine = items["role"] == one.role
         left, right = items["begin_us"][mine], items["end_us"][mine]
@@ -94,6 +95,7 @@ def _draw_items(axes: Axes, trace: RunTimes, top: Floats, height: Floats) -> Non
                 facecolors=COLORS[one.role],
                 edgecolors="white",
                 linewidths=width,
+                antialiaseds=has_edges,
                 label=label,
             )
         )
