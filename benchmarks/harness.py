@@ -364,6 +364,25 @@ def placed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     return options
 
 
+def file_to_fit(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None, benchmark: str
+) -> Path | None:
+    """The record that `--fit` names, by default the kept one; None if it is not asked for."""
+    kept = RESULTS / f"{benchmark}.jsonl"
+    parser.add_argument("--fit", nargs="?", type=Path, const=kept, help="no GPU; a record's file")
+    asked: Path | None = parser.parse_known_args(argv)[0].fit
+    return asked
+
+
+def report_with_ceilings(benchmark: str, options: argparse.Namespace) -> Report:
+    """A report that begins with what a matrix product and a copy reach in the same run."""
+    report, device = Report(benchmark, options.device, options.out), options.device
+    effort = QUICK if options.quick else Effort()
+    report.add(matmul_ceiling(benchmark, device, effort))
+    report.add(copy_ceiling(benchmark, device, effort))
+    return report
+
+
 def chosen(implementations: Sequence[Implementation], only: str) -> Iterator[Implementation]:
     wanted = [name.strip() for name in only.split(",") if name.strip()]
     return (one for one in implementations if not wanted or one.name in wanted)

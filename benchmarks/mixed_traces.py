@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WARM_SECONDS = 0.3
-SHEET_COLUMNS, SHEET_DPI = 3, 110
+SHEET_COLUMNS, SHEET_DPI = 3, 200
 SHEET_TITLE = "Microseconds since the first item began, a line for each SM; dashed: as predicted"
 ON_CPU = TileConfig(48, 128, decode=TileConfig(12, 64))
 
@@ -163,7 +163,9 @@ def sheet(traces: Mapping[str, Trace]) -> Figure:
     figure = Figure(figsize=(12, 0.6 + 3.0 * lines), layout="constrained")
     panels = list(figure.subplots(lines, SHEET_COLUMNS, squeeze=False).flat)
     for axes, (name, trace) in zip(panels, traces.items(), strict=False):
-        draw(axes, trace, gap=0)
+        draw(axes, trace)
+        for items in axes.collections:  # lines are three pixels high: no edges, nothing blurred
+            items.set(linewidth=0, antialiased=False)
         busy = float(np.mean(list(trace.busy().values())))
         axes.set_title(f"{name}: {trace.span_us:.0f} us, busy {busy:.0%}", fontsize=8, loc="left")
         axes.set_yticks([])

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 from batches import Inputs, Shape, make_inputs
-from harness import QUICK, RESULTS, Effort, Report, Row, copy_ceiling, load_rows, matmul_ceiling
+from harness import Report, Row, file_to_fit, load_rows, report_with_ceilings
 from harness import placed as placed_arguments
 from peers import planned
 from rich.console import Console
@@ -220,15 +220,11 @@ def fit(path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer numbers of SMs")
-    parser.add_argument("--fit", nargs="?", type=Path, const=RESULTS / f"{NAME}.jsonl")
-    if (argv_fit := parser.parse_known_args(argv)[0].fit) is not None:
-        fit(argv_fit)
+    if (path := file_to_fit(parser, argv, NAME)) is not None:
+        fit(path)
         return
     options = placed_arguments(parser, argv)
-    report = Report(NAME, options.device, options.out)
-    effort = QUICK if options.quick else Effort()
-    report.add(matmul_ceiling(NAME, options.device, effort))
-    report.add(copy_ceiling(NAME, options.device, effort))
+    report = report_with_ceilings(NAME, options)
     inputs = {name: make_inputs(shape, options.device) for name, shape in shapes().items()}
     measure(report, inputs, SMS[2::3] if options.quick else SMS)
     report.finish()

@@ -27,7 +27,7 @@ import mixed_ours
 import numpy as np
 import torch
 from fit_roles import CTAS, counted, priced, segments_of
-from harness import QUICK, RESULTS, Effort, Report, Row, copy_ceiling, load_rows, matmul_ceiling
+from harness import Report, Row, file_to_fit, load_rows, report_with_ceilings
 from harness import placed as placed_arguments
 from mixed_batches import (
     KINDS,
@@ -285,15 +285,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--drawn", type=int, default=100, help="drawn batches, beside the twelve")
     parser.add_argument("--limit", type=float, default=540.0, help="seconds, compiling included")
     parser.add_argument("--quick", action="store_true", help="fewer splits")
-    parser.add_argument("--fit", nargs="?", type=Path, const=RESULTS / f"{NAME}.jsonl")
-    if (path := parser.parse_known_args(argv)[0].fit) is not None:
+    if (path := file_to_fit(parser, argv, NAME)) is not None:
         fit(path)
         return
     options = placed_arguments(parser, argv)
-    report = Report(NAME, options.device, options.out)
-    effort = QUICK if options.quick else Effort()
-    report.add(matmul_ceiling(NAME, options.device, effort))
-    report.add(copy_ceiling(NAME, options.device, effort))
+    report = report_with_ceilings(NAME, options)
     batches = [*table_batches(), *drawn_batches(options.drawn)]
     measure(report, options, batches, begin + options.limit)
     report.finish()

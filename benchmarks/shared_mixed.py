@@ -25,13 +25,11 @@ from harness import (
     Check,
     Effort,
     Implementation,
-    Report,
     Thunk,
     arguments,
     chosen,
     copies_needed,
-    copy_ceiling,
-    matmul_ceiling,
+    report_with_ceilings,
     time_one,
 )
 from shared_prefix import DIM, PAGE, Shared, check_rows, declared, page_table
@@ -139,9 +137,7 @@ def main(argv: list[str] | None = None) -> None:
     device: torch.device = options.device
     effort = QUICK if options.quick else Effort()
     torch.manual_seed(0)
-    report = Report(NAME, device, options.out)
-    report.add(copy_ceiling(NAME, device, effort))
-    report.add(matmul_ceiling(NAME, device, effort))
+    report = report_with_ceilings(NAME, options)
     for case in cases_on(device):
         inputs = [make_inputs(case, device) for _ in range(copies_needed(case, device))]
         check = check_against_float64(inputs[0])

@@ -41,30 +41,22 @@ def paint(trace: RunTimes) -> Figure:
     return figure
 
 
-def draw(axes: Axes, trace: RunTimes, gap: float = _GAP) -> None:
-    """Its items and its predicted end, in axes of the caller's, which get no titles.
-
-    Args:
-        axes: of the caller's.
-        trace: what ran.
-        gap: between two lines, of the height of one; without any, lines may be a pixel or two high,
-            and items have no edges.
-    """
+def draw(axes: Axes, trace: RunTimes) -> None:
+    """Its items and its predicted end, in axes of the caller's, which get no titles."""
     lanes, _ = trace.lanes
-    top, height = places(lanes, gap)
-    _draw_items(axes, trace, top, height, has_edges=gap > 0)
+    top, height = places(lanes)
+    _draw_items(axes, trace, top, height)
     _draw_prediction(axes, trace)
     axes.set_xlim(0, 1.02 * max(trace.span_us, trace.predicted.us) or 1.0)
     axes.set_ylim(max(1, len(np.unique(lanes[:, 0]))), 0)
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def places(lanes: npt.NDArray[np.int64], gap: float = _GAP) -> tuple[Floats, Floats]:
+def places(lanes: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
     """Where lanes lie: those of a multiprocessor share the line of its rank.
 
     Args:
         lanes: (lanes, 2) multiprocessor and CTA, in order.
-        gap: between two lines.
 
     Returns:
         (lanes,) upper end of each, with lines at 0, 1, ...; and its height.
@@ -73,15 +65,15 @@ def places(lanes: npt.NDArray[np.int64], gap: float = _GAP) -> tuple[Floats, Flo
         lanes[:, 0], return_index=True, return_inverse=True, return_counts=True
     )
     line = line.reshape(-1)
-    height = (1 - gap) / count[line]
-    return line + gap / 2 + (np.arange(len(lanes)) - first[line]) * height, height
+    height = (1 - _GAP) / count[line]
+    return line + _GAP / 2 + (np.arange(len(lanes)) - first[line]) * height, height
 
 
-def _draw_items(axes: Axes, trace: RunTimes, top: Floats, height: Floats, has_edges: bool) -> None:
+def _draw_items(axes: Axes, trace: RunTimes, top: Floats, height: Floats) -> None:
     from matplotlib.collections import PolyCollection
 
     items, (lanes, lane) = trace.items, trace.lanes
-    width = 0.4 if has_edges and len(items) <= _FEW * len(lanes) else 0.0
+    width = 0.4 if len(items) <= _FEW * len(lanes) else 0.0
     for one in trace.roles():
         mine = items["role"] == one.role
         left, right = items["begin_us"][mine], items["end_us"][mine]
@@ -95,7 +87,6 @@ def _draw_items(axes: Axes, trace: RunTimes, top: Floats, height: Floats, has_ed
                 facecolors=COLORS[one.role],
                 edgecolors="white",
                 linewidths=width,
-                antialiaseds=has_edges,
                 label=label,
             )
         )

@@ -23,7 +23,7 @@ from warploom.scheduler.model.roles import (
     SLICES,
 )
 from warploom.scheduler.model.visibility import AllVisible
-from warploom.scheduler.partition.role_lists import SHARED, rounds_of
+from warploom.scheduler.partition.role_lists import SHARED, rounds_of, whole_lists
 from warploom.scheduler.plans.verify import verify
 
 
@@ -118,5 +118,14 @@ def test_rounds_leave_an_eighth_and_make_up_for_the_last(
         assert items - least < ctas
         return
     assert ctas <= lists <= ctas + (ROUNDS - 1) * (ctas + others)
+    assert lists + ENDS * ctas <= ctas + (SLICES[0] - 1) * (ctas + others)  # a plan has room
     assert left * SHARED >= items and 2 * left >= ctas + others
     assert left >= -lists % ctas * each  # who finds no list finds this
+
+
+@given(items=st.integers(1, 10**6), ctas=st.integers(1, 200), others=st.integers(0, 200))
+def test_lists_of_whole_prefills_have_room_and_hold_all(items: int, ctas: int, others: int) -> None:
+    room = ctas + (SLICES[0] - 1) * (ctas + others)
+    each, lists = whole_lists(items, ctas, ctas + others)
+    assert lists <= room and each * (lists - 1) < items <= each * lists
+    assert each == 1 or (each - 1) * room < items  # no list is longer than room demands
