@@ -80,7 +80,7 @@ def unwatched() -> Iterator[None]:
 
 def is_watched() -> bool:
     """True if somebody sees or replaces calls of torch's operators here."""
-    torch = _torch()
+    torch: Any = sys.modules.get("torch")  # each plan asks, so without another call
     return torch is not None and bool(
         torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -128,27 +127,26 @@ class RoleTiles(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Batch(ABC):
+class Batch:
     """The lengths of one batch, of which some know more than others; it never changes.
 
     Attributes:
         q_rows: rows that a ragged q must have; for dense storage, rows of each batch entry.
         kv_extent: what k and v must at least have: tokens (ragged, block-sparse), tokens of each
             batch entry (dense), or pages (paged).
+        sizes: numbers by which tiles and sizes are chosen.
     """
 
     q_rows: int
     kv_extent: int
+    sizes: Sizes
 
     @property
-    @abstractmethod
-    def sizes(self) -> Sizes:
-        """Numbers by which tiles and sizes are chosen."""
-
-    @property
-    @abstractmethod
     def least_bounds(self) -> Bounds:
         """The smallest bounds that admit this batch."""
+        sizes = self.sizes
+        requests, longest, blocks = sizes.num_requests, sizes.max_kv_len, sizes.num_blocks
+        return Bounds(requests, sizes.total_q_rows, longest, blocks, requests)
 
     @property
     def on_host(self) -> HostBatch:
@@ -173,14 +171,10 @@ class HostBatch(Batch):
     """
 
     arrays: Arrays
+    sizes: Sizes = field(init=False)
 
-    @cached_property
-    def _sizes(self) -> Sizes:
-        return Sizes.of(self.arrays)
-
-    @property
-    def sizes(self) -> Sizes:
-        return self._sizes
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", Sizes.of(self.arrays))  # which is frozen
 
     @property
     def on_host(self) -> HostBatch:
@@ -207,27 +201,6 @@ class HostBatch(Batch):
         return self.arrays.kv_lens
 
 
-@dataclass(frozen=True, eq=False)
-class SizedBatch(Batch):
-    """A batch of which Python has numbers alone.
-
-    Attributes:
-        known: the numbers.
-    """
-
-    known: Sizes
-
-    @property
-    def sizes(self) -> Sizes:
-        return self.known
-
-    @property
-    def least_bounds(self) -> Bounds:
-        sizes = self.known
-        requests, longest, blocks = sizes.num_requests, sizes.max_kv_len, sizes.num_blocks
-        return Bounds(requests, sizes.total_q_rows, longest, blocks, requests)
-
-
 class Lowering(Protocol):
     """What of a format makes batches: `Format` of base.py, which is made of what stands here."""
 
@@ -237,7 +210,7 @@ class Lowering(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Measured(SizedBatch):
+class Measured(Batch):
     """A batch that a native planner has measured on the host; one segment for each request.
 
     Attributes:
@@ -260,7 +233,7 @@ class Measured(SizedBatch):
 
 
 @dataclass(frozen=True, eq=False)
-class OnDevice(SizedBatch):
+class OnDevice(Batch):
     """A batch whose lengths only the device knows; the bounds stand for them.
 
     Attributes:

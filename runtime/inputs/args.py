@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -54,7 +55,7 @@ class Geometry:
     device: torch.device
     is_declared: bool = True
 
-    @property
+    @cached_property
     def format(self) -> Format[KVFormat]:
         """What the format does at run time."""
         return format_of(self.kv_format)

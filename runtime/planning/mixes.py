@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from warploom.codegen.choice.role_choice import MANY_ROWS
 from warploom.codegen.choice.role_cost import Forecast, forecast, role_cost
@@ -32,28 +32,23 @@ class Mixes:
         self._heads = heads
         self._costs = [role_cost(spec, choice.tile) for choice in choices]
 
-    def may_be(self, sizes: Sizes) -> bool:
-        """Whether a batch of these sizes is to be counted."""
-        return may_be_mixed(sizes, self._heads.group_size)
-
     def choice(self, ctas: int, count: Callable[[RoleSizes], RoleTiles]) -> TileChoice | None:
         """The first one that is faster than one tile; None if none is.
 
         Args:
             ctas: that may get work.
-            count: what a batch that `may_be` mixed has of both roles.
+            count: what a batch that `may_be_mixed` has of both roles.
         """
-        for choice, found in zip(self.choices, self.forecasts(ctas, count), strict=False):
-            if found.pays:
+        for at, choice in enumerate(self.choices):
+            if self.forecast(at, ctas, count).pays:
                 return choice
         return None
 
-    def forecasts(self, ctas: int, count: Callable[[RoleSizes], RoleTiles]) -> Iterator[Forecast]:
-        """How long a batch takes by each choice, and by one tile; see `choice`."""
+    def forecast(self, at: int, ctas: int, count: Callable[[RoleSizes], RoleTiles]) -> Forecast:
+        """How long a batch takes by the choice of this index, and by one tile; see `choice`."""
         heads = self._heads.num_kv
-        for sizes, cost in zip(self.sizes, self._costs, strict=True):
-            prefills, decodes = count(sizes)
-            yield forecast(cost, prefills * heads, decodes * heads, ctas)
+        prefills, decodes = count(self.sizes[at])
+        return forecast(self._costs[at], prefills * heads, decodes * heads, ctas)
 
 
 def may_be_mixed(sizes: Sizes, group_size: int) -> bool:

@@ -21,7 +21,7 @@ from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.kernels import Kernel
 from warploom.runtime.launching.pretransformed_keys import may_pretransform
-from warploom.runtime.planning.mixes import Mixes, may_hold_prefills
+from warploom.runtime.planning.mixes import Mixes, may_be_mixed, may_hold_prefills
 from warploom.runtime.planning.verify_plans import Check
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.model.bounds import INT32_MAX, Bounds
@@ -146,7 +146,8 @@ class Rules:
             count: what it has of each role, with the values that the mask reads.
         """
         is_unread = isinstance(batch, OnDevice)
-        if self.mixes is None or is_unread or not self.mixes.may_be(batch.sizes):
+        group_size = self.heads.group_size
+        if self.mixes is None or is_unread or not may_be_mixed(batch.sizes, group_size):
             return self.one_tile(batch)
         return self.mixes.choice(self.free_ctas, count) or self.one_tile(batch)
 

@@ -26,7 +26,7 @@ from warploom.runtime.declaring.append_spec import append_spec, check_format, tr
 from warploom.runtime.devices.device import cuda_facts, resolve_device
 from warploom.runtime.devices.loaded import load
 from warploom.runtime.devices.params import Block
-from warploom.runtime.formats.batch import Batch, SizedBatch, Sizes
+from warploom.runtime.formats.batch import Batch, Sizes
 from warploom.runtime.inputs.append_args import (
     check_caches_apart,
     check_heads,
@@ -368,4 +368,4 @@ def _bound(variant: Variant, transforms: TracedVariant) -> dict[str, Any]:
 
 def _heads_only(requests: int) -> Batch:
     """Sizes that inputs are checked against: only the device knows those of tokens."""
-    return SizedBatch(0, 0, Sizes(requests, requests, 0, 1.0, 0, 0, 0, 0))
+    return Batch(0, 0, Sizes(requests, requests, 0, 1.0, 0, 0, 0, 0))

@@ -233,8 +233,8 @@ class Planning(Uncopied, Shown):
         return NotPlanned(what="the last plan() was refused") if self._is_refused else NotPlanned()
 
     def _lengths_check(self, batch: Batch) -> LengthsCheck | None:
-        """What the variant has to say of a batch that the host knows; None if nothing."""
-        if isinstance(batch, OnDevice) or not self._variant.checks_lengths:
+        """What the variant, which has a check, has to say of a batch that the host knows."""
+        if isinstance(batch, OnDevice):
             return None
         return LengthsCheck(self._variant, batch, self._inputs.mask_tensors)
 
@@ -242,7 +242,7 @@ class Planning(Uncopied, Shown):
         if self._launcher is not None:
             self._launcher.before_plan()
         offer = self._inputs.offer(inputs) if inputs else NOTHING
-        lengths = self._lengths_check(batch)
+        lengths = self._lengths_check(batch) if self._variant.checks_lengths else None
         self._inputs.for_batch(batch, lengths)
         known = self._inputs.check_planned(offer)
         if lengths is not None:

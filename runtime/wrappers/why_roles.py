@@ -59,9 +59,9 @@ def _forecasts(rules: Rules, planned: Planned, inputs: Inputs) -> str:
     """The decision, and the times that made it, in order."""
     assert rules.mixes is not None  # there is no obstacle
     count = partial(_count, rules, planned, inputs)
-    times = rules.mixes.forecasts(rules.free_ctas, count)
     lines = []
-    for choice, one in zip(rules.mixes.choices, times, strict=True):
+    for at, choice in enumerate(rules.mixes.choices):
+        one = rules.mixes.forecast(at, rules.free_ctas, count)
         assert choice.tile.decode is not None  # it has two roles
         taken = ", which was chosen" if choice.tile == planned.choice.tile else ""
         lines.append(

@@ -18,7 +18,7 @@ from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Arguments, Measured
-from warploom.runtime.planning.mixes import Mixes
+from warploom.runtime.planning.mixes import Mixes, may_be_mixed
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.strategies.host_strategy import HostPlanner
 
@@ -63,7 +63,7 @@ def test_the_native_planner_counts_tiles_of_both_roles(
     by_numpy = make_batch(kv_format, *given[:4])
     rules, mixes = wrapper._planner.rules, mixes_of(wrapper, group)
     if len(lengths) < 2 or max(rows * group for rows, _ in lengths) <= MANY_ROWS:
-        assert not mixes.may_be(measured.sizes)
+        assert not may_be_mixed(measured.sizes, group)
     expected = [counts(lengths, group, mask, choice.tile) for choice in CHOICES]
     inputs = wrapper._inputs
     assert [rules.role_tiles(by_numpy, inputs, sizes) for sizes in mixes.sizes] == expected
@@ -166,7 +166,7 @@ def test_the_fewest_rows_that_hold_the_decodes_are_chosen(rows: int, chosen: int
         arguments([(2048, 8192)] + [(rows, 8192)] * 64, wl.Paged(16)), None
     )
     mixes = mixes_of(wrapper, 4)
-    assert mixes.may_be(batch.sizes)
+    assert may_be_mixed(batch.sizes, 4)
     count: Any = partial(planner.count, batch.lengths, wrapper._inputs)
     found = mixes.choice(132, count)
     assert found is (None if chosen is None else CHOICES[chosen])
