@@ -11,7 +11,9 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from harness import Report, Row, arguments
 import warploom as wl
 
 REQUESTS, KEYS, PAGE = 4, 64, 16
+MIXED = (1024, 8192, 32), (1024, 8192, 128), (2048, 16384, 128)  # chunk, context, decodes
 SHAPE: dict[str, Any] = {"num_q_heads": 8, "num_kv_heads": 2, "head_dim": 128, "dtype": "bfloat16"}
 
 
@@ -85,7 +88,32 @@ def calls(device: torch.device) -> dict[str, Callable[[], object]]:
     }
     if device.type == "cuda":
         found |= dense_calls(q, k, v)
+    return found | mixed_plans(device)
+
+
+def mixed_plans(device: torch.device) -> dict[str, Callable[[], object]]:
+    """Plans of a chunk beside decodes, as a server makes one for each step: pages change."""
+    found: dict[str, Callable[[], object]] = {}
+    for chunk, context, decodes in MIXED:
+        attention = wl.AttentionWrapper(
+            wl.Causal(), kv_format=wl.Paged(PAGE), num_q_heads=32, num_kv_heads=8, head_dim=128,
+            dtype="bfloat16", device=device,
+        )  # fmt: skip
+        rows = torch.tensor([0, chunk] + [1] * decodes).cumsum(0, dtype=torch.int32)
+        ends = torch.arange(decodes + 2, dtype=torch.int32) * (context // PAGE)
+        last = torch.full((decodes + 1,), PAGE, dtype=torch.int32)
+        tables = [torch.randperm(int(ends[-1])).int() for _ in range(2)]
+        for where in dict.fromkeys((torch.device("cpu"), device)):
+            steps = cycle([(rows, ends, table.to(where), last) for table in tables])
+            name = f"plan, a chunk of {chunk} and {decodes} decodes over {context} keys"
+            found[f"{name}, page numbers on the {'host' if where.type == 'cpu' else 'device'}"] = (
+                partial(plan_next, attention, steps)
+            )
     return found
+
+
+def plan_next(attention: wl.AttentionWrapper, steps: Iterator[tuple[torch.Tensor, ...]]) -> None:
+    attention.plan(*next(steps))
 
 
 def dense_calls(
