@@ -8,9 +8,10 @@ one wrapper that plans the whole batch and chooses roles by itself, "one tile" t
 roles, "two roles" always with them, "two in turn" and "two streams" a wrapper for each kind of
 request, "... alone" each half, which bounds all others. Of a row with several ways (`kept` in its
 params) the fastest counts.
-"mixed" has twelve batches with goals, "mixed_drawn" N of drawn sizes, "mixed_pure" batches of one
-kind through a wrapper that has planned a mixed one, "mixed_fp8" the twelve over a cache of 8 bits,
-without peers, and with a portable tile. A run that its limit ends keeps what it has.
+"mixed" has twelve batches with goals, "mixed_drawn" N of drawn sizes, "mixed_lanes" such of other
+head sizes (N of the first, a third of the others) by ways of warploom alone, "mixed_pure" batches
+of one kind through a wrapper that has planned a mixed one, "mixed_fp8" the twelve over a cache of 8
+bits, without peers, and with a portable tile. A run that its limit ends keeps what it has.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tables import measured_ceiling
 
 CEILINGS = ("matmul", "copy", "read")
-TABLES = ("mixed", "mixed_drawn", "mixed_pure", "mixed_fp8")
+TABLES = ("mixed", "mixed_drawn", "mixed_lanes", "mixed_pure", "mixed_fp8")
 DRAWN = 24
+LANES = (64, 96)  # of heads, the most common first
 
 Ways = dict[str, list[Implementation]]
 
@@ -83,22 +85,25 @@ class Trial:
 
 
 def mixed_trial(batch: Batch, on_gpu: bool) -> Trial:
+    """The batch by ways of warploom and of its peers."""
     kind, (q_heads, kv_heads) = KINDS[batch.kind], batch.heads
-    ways = (
-        mixed_ours.ways(kind, on_gpu)
-        | peers_mixed.serial_ways(kind, q_heads // kv_heads)
-        | peers_mixed.fused_ways(kind)
-    )
+    own = own_trial(batch, on_gpu)
+    peers = peers_mixed.serial_ways(kind, q_heads // kv_heads) | peers_mixed.fused_ways(kind)
+    return replace(own, ways=own.ways | peers)
+
+
+def own_trial(batch: Batch, on_gpu: bool) -> Trial:
+    kind = KINDS[batch.kind]
     told = {mixed_goals.ONE_PLAN: partial(mixed_ours.facts_of_plan, kind)}
+    ways = mixed_ours.ways(kind, on_gpu)
     return Trial(batch.case, partial(make_mixed, batch), check_of(batch), ways, told)
 
 
 def narrow_trial(batch: Batch, on_gpu: bool) -> Trial:
     """The batch over a cache of 8 bits, by ways of warploom."""
-    kind, narrow = KINDS[batch.kind], replace(batch, kv_dtype=E4M3)
-    ways = mixed_ours.ways(kind, on_gpu) | mixed_ours.portable_ways(kind, on_gpu)
-    told = {mixed_goals.ONE_PLAN: partial(mixed_ours.facts_of_plan, kind)}
-    return Trial(narrow.case, partial(make_mixed, narrow), check_of(narrow), ways, told)
+    own = own_trial(replace(batch, kv_dtype=E4M3), on_gpu)
+    portable = mixed_ours.portable_ways(KINDS[batch.kind], on_gpu)
+    return replace(own, ways=own.ways | portable)
 
 
 def pure_trials(small: bool) -> Iterator[Trial]:
@@ -129,17 +134,25 @@ def pure_trial(name: str, shape: Shape, before: Shape) -> Trial:
     return Trial(case, partial(make_inputs, shape), Truth().check, ways, {})
 
 
+def with_lanes(batches: Sequence[Batch], dim: int) -> list[Batch]:
+    """The same batches with heads of so many lanes: of all but the first size a third of them."""
+    kept = batches if dim == LANES[0] else batches[: -(-len(batches) // 3)]
+    return [replace(one, name=f"{one.name}, {dim} lanes", dim=dim) for one in kept]
+
+
 def trials_of(table: str, options: argparse.Namespace) -> list[Trial]:
     on_gpu = options.device.type == "cuda"
     small = options.tiny or not on_gpu
     if table == "mixed_pure":
         trials = list(pure_trials(small))
         return trials[::4] if options.quick else trials
-    drawn = table == "mixed_drawn"
+    drawn = table in ("mixed_drawn", "mixed_lanes")
     batches = cases(drawn_batches(options.drawn) if drawn else table_batches(), small)
+    if table == "mixed_lanes":
+        batches = [one for dim in LANES for one in with_lanes(batches, dim)]
     if options.quick and not drawn:
         batches = batches[::4]
-    trial = narrow_trial if table == "mixed_fp8" else mixed_trial
+    trial = {"mixed_fp8": narrow_trial, "mixed_lanes": own_trial}.get(table, mixed_trial)
     return [trial(batch, on_gpu) for batch in batches]
 
 

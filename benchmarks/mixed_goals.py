@@ -221,17 +221,15 @@ def of_pure(rows: Sequence[Row]) -> list[str]:
     return ["", *markdown_table(("", "longer than one tile", goal), lines), ""] if lines else []
 
 
-def of_narrow(rows: Sequence[Row]) -> list[str]:
-    """How many times as fast one plan is as other ways, over caches of 8 bits; no goals."""
-    cases, _, at = pivot(rows)
-    others = OWN_SERIAL, ONE_TILE, PORTABLE_TILE
-    lines = [
-        [case, *(f"{rival.ms / ours.ms:.2f}" if (rival := at.get((case, other))) and rival.ms
-                 else "" for other in others)]
-        for case in cases
-        if (ours := at.get((case, ONE_PLAN))) and ours.ms
-    ]  # fmt: skip
-    return ["", *markdown_table(("one plan over", *others), lines), ""] if lines else []
+def of_own(rows: Sequence[Row]) -> list[str]:
+    """How many times as fast one plan is as other ways of warploom; no goals."""
+    cases, impls, _ = pivot(rows)
+    others = [way for way in (OWN_SERIAL, TWO_STREAMS, ONE_TILE, PORTABLE_TILE) if way in impls]
+    gains = {way: gains_over([way], rows) for way in others}
+    lines = [[case, *(shown(gains[way].get(case)) for way in others)] for case in cases]
+    known = [[*found.values()] for found in gains.values()]
+    lines.append(["geometric mean", *(shown(geometric_mean(x), 3) if x else "" for x in known)])
+    return ["", *markdown_table(("one plan over", *others), lines), ""] if others else []
 
 
 def gains_over(ways: Sequence[str], rows: Sequence[Row]) -> dict[str, float]:
@@ -286,5 +284,6 @@ SUMMARIES = {
     "mixed_drawn": of_drawn,
     "mixed_drawn_peers": of_peers,
     "mixed_pure": of_pure,
-    "mixed_fp8": of_narrow,
+    "mixed_lanes": of_own,
+    "mixed_fp8": of_own,
 }

@@ -30,6 +30,7 @@ NOT_SHOWN = (
     "mixed_drawn_again",
     "mixed_beside",
     "mixed_traces",
+    "mixed_lanes_slower",
     "prefetch*",
     "graph_pool_h100",
 )
@@ -185,7 +186,8 @@ def draw_speed_ups(axes: Any, rows: Sequence[Row]) -> None:
 def draw_ratios(axes: Any, rows: Sequence[Row]) -> None:
     """Times of each rival over those of one plan: a line for each, the least ratio first."""
     cases, impls, _ = pivot(rows)
-    rivals = [impl for impl in impls if impl != mixed_goals.ONE_PLAN]
+    own = mixed_goals.ONE_PLAN, mixed_goals.TWO_ROLES  # which one plan may be
+    rivals = [impl for impl in impls if impl not in own]
     for impl in rivals:
         ratios = sorted(mixed_goals.gains_over([impl], rows).values())
         axes.plot(range(len(ratios)), ratios, color=color_of(impl, impls), label=impl)
@@ -223,6 +225,7 @@ DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "mixed_flash3_h200": draw_bars,
     "mixed_drawn": draw_speed_ups,
     "mixed_drawn_peers": draw_ratios,
+    "mixed_lanes": draw_ratios,
     "mixed_pure": draw_bars,
     "mixed_fp8": draw_bars,
     "append": draw_bars,

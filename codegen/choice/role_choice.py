@@ -14,7 +14,8 @@ from warploom.dsl.types.spec import AttentionSpec
 MANY_ROWS = 64  # fused, of a request: more are a prefill
 _WARP_KEYS = 32  # of a warp that streams; each looks up one
 _MOST_WARPS = 11  # of three groups of four, one is for prefetching
-_LANES = 128  # of heads: others are not measured
+_LANES = (64, 96, 128)  # of heads: with 48, 80 and 112 decodes take longer by two roles
+_COMPOSED_LANES = (128,)  # others are not measured over prefixes that requests share
 # Warps that compute transform queries once for an item, but these at each tile of keys: fused RoPE
 # took longer so beside decodes than two wrappers with a group that transforms (decision 0044).
 _SLOW_HOOKS = {"key_transform", "value_transform"}
@@ -55,8 +56,10 @@ def role_obstacle(spec: AttentionSpec, arch: Arch, group_size: int) -> str | Non
 
 def _not_measured(spec: AttentionSpec) -> str | None:
     """What the spec has that was slower by two roles, or not measured; None if nothing."""
-    if (spec.head_dim_qk, spec.head_dim_v) != (_LANES, _LANES):
-        return f"heads of other than {_LANES} lanes are not measured"
+    lanes = _COMPOSED_LANES if spec.kv_format.composed else _LANES
+    if spec.head_dim_qk != spec.head_dim_v or spec.head_dim_v not in lanes:
+        known = ", ".join(map(str, lanes))
+        return f"heads of other lanes than {known} are slower by two roles, or not measured"
     if slow := _SLOW_HOOKS & spec.variant.hooks.keys():
         return f"{' and '.join(sorted(slow))} would run at each tile of keys of a decode"
     return None

@@ -43,12 +43,17 @@ def spec(
 @pytest.mark.parametrize(
     "refused",
     [
-        spec(lanes=64),
+        spec(lanes=80),
         spec(lanes=256),
+        spec(lanes=64, stored="float8_e4m3fn"),
+        spec(lanes=64, kv_format=wl.Composed(16)),
         spec(wl.Causal() & wl.Rope()),
         spec(wl.TokenKVScale(), stored="float8_e4m3fn"),
     ],
-    ids=["64 lanes", "256 lanes", "rope", "a scale of each token"],
+    ids=[
+        *("80 lanes", "256 lanes", "64 lanes of 8 bits", "64 lanes, shared keys"),
+        *("rope", "a scale of each token"),
+    ],
 )
 def test_what_has_one_tile(refused: AttentionSpec) -> None:
     assert role_choices(refused, SM90, 4) == ()
@@ -112,25 +117,29 @@ def test_decodes_have_as_many_warps_as_fit(kv_format: KVFormat, group: int) -> N
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize(
-    ("variant", "kv_format", "group"),
+    ("variant", "kv_format", "group", "lanes"),
     [
-        (wl.Causal(), wl.Paged(16), 4),
-        (wl.Causal(), wl.Paged(16), 16),
-        (wl.Causal() & wl.SoftCap(30.0) & wl.Alibi(), wl.Ragged(), 4),
-        (wl.FlashSigmoid(bias=-2.0), wl.Paged(1), 8),
-        (wl.Causal() & QueryRope(), wl.Paged(16), 4),
-        (wl.Causal(), wl.Composed(16), 4),
-        (wl.Causal() & wl.SoftCap(30.0) & wl.Alibi(), wl.Composed(1), 4),
+        (wl.Causal(), wl.Paged(16), 4, 128),
+        (wl.Causal(), wl.Paged(16), 16, 128),
+        (wl.Causal() & wl.SoftCap(30.0) & wl.Alibi(), wl.Ragged(), 4, 128),
+        (wl.FlashSigmoid(bias=-2.0), wl.Paged(1), 8, 128),
+        (wl.Causal() & QueryRope(), wl.Paged(16), 4, 128),
+        (wl.Causal(), wl.Composed(16), 4, 128),
+        (wl.Causal() & wl.SoftCap(30.0) & wl.Alibi(), wl.Composed(1), 4, 128),
+        (wl.Causal(), wl.Paged(16), 8, 64),
+        (wl.Causal() & wl.SlidingWindow(127) & wl.AttentionSink(), wl.Paged(16), 8, 64),
+        (wl.Causal() & QueryRope(), wl.Ragged(), 4, 96),
     ],
     ids=[
         *("causal", "causal, 16 rows", "cap and bias", "sigmoid", "rotated queries"),
         *("shared keys", "shared keys, cap and bias"),
+        *("64 lanes", "64 lanes, a window and sinks", "96 lanes, rotated queries"),
     ],
 )
 def test_kernels_compile_for_what_a_cta_is_launched_with(
-    variant: Variant, kv_format: KVFormat, group: int
+    variant: Variant, kv_format: KVFormat, group: int, lanes: int
 ) -> None:
-    of = spec(variant, kv_format)
+    of = spec(variant, kv_format, lanes)
     choice = role_choices(of, SM90, group)[0]
     structs = c_structs(kv_format.composed, roles=True)
     source = HOPPER.kernel(of, choice.tile).render("cuda", structs)

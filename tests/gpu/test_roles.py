@@ -29,6 +29,10 @@ CHOSEN = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(8, 192, 6, 2)
 GATHERED = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(8, 160, 5, 2))
 TALLER = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(16, 160, 5, 2))
 SMALL = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(16, 320, 10, 2))
+# that are chosen for heads of 64 lanes, the second with a window, and of 96
+OF_64 = TileConfig(192, 96, 12, 3, "hopper", 2, decode=TileConfig(8, 352, 11, 2))
+OF_64_MASKED = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(16, 320, 10, 2))
+OF_96 = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(8, 256, 8, 2))
 SHAPE: dict[str, Any] = {"num_q_heads": 8, "num_kv_heads": 2, "head_dim": 128, "dtype": "bfloat16"}
 PAGE = 16
 BATCHES = [
@@ -90,6 +94,11 @@ def cut_all(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
         (wl.Causal() & wl.AttentionSink(), wl.Composed(16), "float16", (64, 64), PORTABLE),
         (wl.PrefixLM(), wl.Ragged(), "bfloat16", (128, 128), GATHERED),
         (wl.PrefixLM(), wl.Paged(1), "float16", (64, 64), PORTABLE),
+        (wl.Causal(), wl.Paged(16), "bfloat16", (64, 64), OF_64),
+        (wl.Causal() & wl.SoftCap(20.0), wl.Paged(1), "float16", (64, 64), OF_64_MASKED),
+        (STREAMED & wl.AttentionSink(), wl.Paged(16), "bfloat16", (64, 64), OF_64_MASKED),
+        (wl.Causal() & QueryRope(), wl.Ragged(), "bfloat16", (96, 96), OF_96),
+        (STREAMED, wl.Paged(16), "float16", (96, 96), OF_96),
         (PACKED, wl.Paged(3), "bfloat16", (128, 128), TILE),
         (PACKED, wl.Ragged(), "bfloat16", (64, 64), PORTABLE),
     ],
@@ -198,8 +207,11 @@ def arrays(q_lens: Any, kv_lens: Any, device: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("bounds", [None, wl.Bounds(128, 4096, 40_000, 200_000)])
-def test_a_mix_takes_two_roles_and_others_one(cuda: Any, bounds: wl.Bounds | None) -> None:
-    options: dict[str, Any] = {**SHAPE, "kv_format": wl.Paged(PAGE), "device": cuda}
+@pytest.mark.parametrize("lanes", [64, 96, 128])
+def test_a_mix_takes_two_roles_and_others_one(
+    cuda: Any, bounds: wl.Bounds | None, lanes: int
+) -> None:
+    options = {**SHAPE, "head_dim": lanes, "kv_format": wl.Paged(PAGE), "device": cuda}
     wrapper = wl.AttentionWrapper(wl.Causal(), bounds=bounds, **options)
     for q_lens, kv_lens in (*BATCHES, LONG, *BATCHES[:1]):
         wrapper.plan(**arrays(q_lens, kv_lens, "cpu"))

@@ -58,7 +58,7 @@ def test_batches_that_are_not_mixed_need_no_reason(planner: MakePlanner) -> None
     ("given", "arch", "reason"),
     [
         ({}, "sm_80", "two roles are not measured on sm_80"),
-        ({"head_dim": 64}, "sm_90a", "heads of other than 128 lanes"),
+        ({"head_dim": 80}, "sm_90a", "heads of other lanes than 64, 96, 128"),
         ({"variant": wl.TokenKVScale(), "kv_dtype": "int8"}, "sm_90a", "value_transform would run"),
         ({"variant": wl.Causal() & wl.Rope()}, "sm_90a", "key_transform would run"),
         ({"batch_invariant": True}, "sm_90a", "batch_invariant=True wants one kernel"),
