@@ -11,9 +11,9 @@ constexpr int kPingpongBarrier = 2;    // + group: that group may issue its prod
 constexpr int kWarpgroupBarrier = 5;   // + group: the 128 threads of a group
 constexpr int kOpenersBarrier = 8;     // those of the producer group that open items
 constexpr int kTransformBarrier = 9;   // the group that transforms staged tiles
-constexpr int kListBarrier = 10;       // the producer group, between two lists of items
+constexpr int kListBarrier = 10;       // those that draw lists of items, between two of them
 constexpr int kRoleBarrier = 11;       // all threads of a decode tile
-constexpr int kListDrawnBarrier = 12;  // + place: producers have drawn a list
-constexpr int kListReadBarrier = 14;   // + place: consumers know which
+constexpr int kListDrawnBarrier = 12;  // + place: a list is drawn
+constexpr int kListReadBarrier = 14;   // + place: all that are told know which
 
 }  // namespace warploom

@@ -47,7 +47,7 @@ class Consumer {
   }
 
   WL_FN void run(const typename K::Params& p) {
-    for_each_list<Consumers>(p, shared_, [&](const List& list) {
+    for_each_list<Told>(p, shared_, [&](const List& list) {
       for (int left = list.end - list.begin; left > 0; --left) run_item(p);
     });
     if constexpr (C::kComposed) merge_composed_rows(Item<K>{p, shared_});

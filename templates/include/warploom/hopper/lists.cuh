@@ -7,26 +7,31 @@
 
 namespace warploom::hopper {
 
-// Who draws the lists that a CTA claims: the producer's threads, when they have asked for all keys
-// of the list before. So the next is opened while the last keys are computed with, and no CTA holds
-// a list for longer than that. What is drawn has two places, by turns.
-struct Producers {
+// Who draws the lists that a CTA claims: the threads that open items and ask for keys, when they
+// have asked for all keys of the list before. So the next is opened while the last three tiles are
+// computed with, and no CTA holds a list for longer than that. What is drawn has two places, by
+// turns.
+struct Drawers {
+  // With tensor copies a warp asks for values alone, and is told.
+  template <class K>
+  static constexpr int kThreads = kProducerThreads - (K::Config::kBulk ? kWarpSize : 0);
+
   template <class K>
   WL_FN static unsigned next_list(const typename K::Params& p, Shared<K> shared, int draw) {
     constexpr unsigned kConsumers = Sizes<K>::kThreads;
     const int place = draw % 2;
-    // The place is free: consumers have read what was drawn before the last one. They did so when
-    // they came to that list, so nobody waits.
+    // The place is free: the others have read what was drawn before the last one. They did so when
+    // they came to that list, so who waits here is two lists ahead.
     if (draw >= 2) named_sync(kListReadBarrier + place, kConsumers + kProducerThreads);
     if (threadIdx.x == kConsumers) shared.drawn().template claim_prefills<K>(p, place);
-    named_sync(kListBarrier, kProducerThreads);
+    named_sync(kListBarrier, kThreads<K>);
     named_arrive(kListDrawnBarrier + place, kConsumers + kProducerThreads);
     return shared.drawn().list(place);
   }
 };
 
-// Those that compute are told.
-struct Consumers {
+// Those that compute, and who asks for values, are told.
+struct Told {
   template <class K>
   WL_FN static unsigned next_list(const typename K::Params&, Shared<K> shared, int draw) {
     constexpr unsigned kConsumers = Sizes<K>::kThreads;
@@ -38,8 +43,7 @@ struct Consumers {
   }
 };
 
-// Does work(list) for one list after another, by all threads of the producer or by all that
-// compute.
+// Does work(list) for one list after another, by all threads of a side.
 template <class Side, class K, class Work>
 WL_FN void for_each_list(const typename K::Params& p, Shared<K> shared, const Work& work) {
   if constexpr (!ClaimsLists<K>::kDoes) {

@@ -20,7 +20,7 @@ template <bool kOfValues, class K>
 WL_FN void produce_in_bulk(const typename K::Params& p, Shared<K> shared) {
   BulkProducer<K, kOfValues> tokens;
   OpenedItems<K> opened{p, shared};
-  for_each_list<Producers>(p, shared, [&](const List& list) {
+  for_each_list<cute::conditional_t<kOfValues, Told, Drawers>>(p, shared, [&](const List& list) {
     for (int items = list.end - list.begin; items > 0; --items) {
       const Item<K> item = opened.next();
       tokens.copy(item);
@@ -36,7 +36,7 @@ WL_FN void produce(const typename K::Params& p, Shared<K> shared) {
     ItemOpener<K, kProducerThreads> items;
     QueryProducer<K, kProducerThreads> queries;
     GatherProducer<K> tokens;
-    for_each_list<Producers>(p, shared, [&](const List& list) {
+    for_each_list<Drawers>(p, shared, [&](const List& list) {
       items.begin(p, list);
       while (items.has_next()) {
         const Item<K> item = items.open_next(p, shared, thread);
@@ -52,7 +52,7 @@ WL_FN void produce(const typename K::Params& p, Shared<K> shared) {
     ItemOpener<K, kBulkQueryThreads> items;
     QueryProducer<K, kBulkQueryThreads> queries;
     ColumnProducer<K> columns;
-    for_each_list<Producers>(p, shared, [&](const List& list) {
+    for_each_list<Drawers>(p, shared, [&](const List& list) {
       items.begin(p, list);
       while (items.has_next()) {
         const Item<K> item = items.open_next(p, shared, thread - 2 * kWarpSize);
