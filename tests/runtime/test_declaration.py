@@ -89,7 +89,7 @@ def codes(jobs: Any, target: Any) -> set[str]:
     return {source.code for source, of in jobs if of is target}
 
 
-@pytest.mark.some(35)
+@pytest.mark.some(20)
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=ARCHS)
 @pytest.mark.parametrize("declaration", DECLARATIONS, ids=range(len(DECLARATIONS)))
 def test_every_source_of_every_batch_on_every_gpu_is_named(

@@ -11,7 +11,7 @@ from warploom.codegen.source import TileConfig
 TILES = [TileConfig(64, 64, 4, 2, "hopper", 2), TileConfig(16, 64, 4, 2)]
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", filled_variants(0.0))
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("tile", TILES, ids=["hopper", "portable"])

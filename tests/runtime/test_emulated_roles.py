@@ -166,7 +166,7 @@ NARROW = [
 ]
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("case", range(len(NARROW)))
 def test_two_roles_read_8_bit_caches(emulator: Emulator, case: int) -> None:
     variant, setup = NARROW[case]
