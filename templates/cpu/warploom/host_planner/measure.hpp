@@ -62,14 +62,15 @@ template <class Params>
 bool measure(const Params& p, Measure& found) {
   if (!measure_lengths(p, found)) return false;
   if (p.storage != int(Storage::kPaged) || p.kv_indices == nullptr) return true;
-  int first = 0, last = -1;
+  unsigned last = 0;  // as which negative numbers are above all others
   const int* const blocks = p.kv_indices;
-  for (int i = 0, count = found.num_blocks; i < count; ++i) {
-    first = min(first, blocks[i]);
-    last = max(last, blocks[i]);
+  const int count = found.num_blocks;
+  for (int i = 0; i < count; ++i) {
+    const unsigned block = blocks[i];
+    last = last < block ? block : last;
   }
-  if (first < 0 || last == 0x7fffffff) return false;
-  found.kv_extent = last + 1;
+  if (last >= 0x7fffffff) return false;
+  found.kv_extent = count > 0 ? int(last) + 1 : 0;
   return true;
 }
 
