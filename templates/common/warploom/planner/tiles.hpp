@@ -38,24 +38,26 @@ class MaskOracle {
     return begin < end ? Range{quotient(begin, keys_) * keys_, end} : Range{0, 0};
   }
 
-  // Key tiles in a range of whole ones that the kernel will not skip. The first tile and the last
-  // are asked alone, for masks mostly end there; of those between, fewer as long as some are seen
-  // and some are not: a range's class holds for its parts.
+  // Key tiles in a range of whole ones that the kernel will not skip. A decode mostly sees all of
+  // them, and is asked at once. The first tile and the last are asked alone, for masks mostly end
+  // there; of those between, fewer as long as some are seen and some are not: a range's class holds
+  // for its parts.
   WL_FN int visible(Range range) {
     if (range.begin >= range.end) return 0;
     const int first = quotient(range.begin, keys_), last = (range.end - 1) / keys_ + 1;
     if constexpr (!Variant::kHasLogitsMask) return last - first;
+    const int all = last - first;
+    const bool is_one_position = q_pos_.end - q_pos_.begin == 1;
     int count = 0;
-    for (int low = first, size = 1; low < last;) {
-      size = min(size, max(last - 1 - low, 1));
+    for (int low = first, size = is_one_position ? all : 1; low < last;) {
       const TileClass found = classify({low * keys_, min((low + size) * keys_, range.end)});
       if (found == TileClass::kPartial && size > 1) {
-        size /= 2;
+        size = size == all ? 1 : size / 2;
         continue;
       }
       count += found == TileClass::kSkip ? 0 : size;
       low += size;
-      size = low == first + 1 ? last - first : 2 * size;
+      size = min(low == first + 1 ? all : 2 * size, max(last - 1 - low, 1));
     }
     return count;
   }
