@@ -192,11 +192,12 @@ class Line {
     const wide rest = length() - cuts.end, parts = cuts.per_length * shortest_in(cuts.lengths);
     const wide snap = quotient(cuts.end, wide(cuts.slices) * z_.snap);
     slices_ = {cuts.own, all - cuts.own};
+    const int whole = cuts.each > 0 ? cuts.slices : 0;
+    team_.each(team_.range(whole), [&](int i) { s_.marks[i] = {i * cuts.each, 0}; });
     int near = -1;
-    team_.each(team_.range(all + 1), [&](int i) {
+    team_.each(team_.range(all + 1 - whole), [&](int behind) {
+      const int i = whole + behind, further = i - cuts.slices;
       if (i == all) return void(s_.marks[i] = {items(), 0});
-      const int further = i - cuts.slices;
-      if (further < 0 && cuts.each > 0) return void(s_.marks[i] = {i * cuts.each, 0});
       const wide at = further < 0 ? quotient(i * cuts.end, wide(cuts.slices))
                                   : cuts.end + quotient(parts_before(further, cuts) * rest, parts);
       s_.marks[i] = boundary(at, snap, near);
