@@ -58,24 +58,21 @@ class RolePlan : public QueryTiles<K, Team> {
   // Writes where the lists of all slices begin.
   WL_FN void write_indptr(const Offsets& offsets = {}) {
     offsets_ = offsets;
+    const Range lines = {0, lines_};
     team_.each(team_.range(slices()), [&](int i) {
       const Slice here = slice(i);
-      team_.each({0, lines_}, [&](int line) {
-        p_.cta_indptr[list_index(i, line)] = here.begin + line * here.items;
-      });
+      int* const begins = p_.cta_indptr + list_index(i, 0);
+      team_.each(lines, [&](int line) { begins[line] = here.begin + line * here.items; });
     });
   }
 
   // A host writes slice by slice; a device writes pieces and whole items side by side, by
-  // different warps.
+  // different warps, and openings with what comes first in a list.
   WL_FN void write_items(const Offsets& offsets = {}) {
     offsets_ = offsets;
     run_of_item_ = Steps<int>(run());  // kept from before, it would take registers
     if constexpr (Team::kIsHost) {
-      team_.each({0, slices()}, [&](int i) {
-        write_pieces(i, {0, lines_});
-        write_slice(i);
-      });
+      write_in_order();
     } else {
       team_.each_line(slices(), lines_, [&](int i, Range lines) { write_pieces(i, lines); });
       write_side_by_side();
@@ -127,16 +124,17 @@ class RolePlan : public QueryTiles<K, Team> {
   // Items before slice i on one line.
   WL_FN int items_before(int i) const { return marks_[i].item + s_.counts[i].cuts; }
 
-  // The CTAs of one slice: how many items they have, of these partial ones at their begin and end.
+  // The CTAs of one slice: how many items they have; whether the first is what is left of one that
+  // is cut before it, and whether the next is the begin of one that no boundary cuts before.
   struct Slice {
-    int begin, items, lead, trail;
+    int begin, items, lead, opens;
   };
   WL_FN Slice slice(int i) const {
     const Mark first = marks_[i], last = marks_[i + 1];
     const int begin = items_before(i);
     const int offset = i < slices_.own ? offsets_.item : offsets_.shared_item;
     return {offset + lines_ * begin, items_before(i + 1) - begin, first.visible > 0,
-            last.visible > 0 && last.item > first.item};
+            last.visible > 0 && (last.item > first.item || first.visible == 0)};
   }
 
   // The tile and the head of an item. Runs of items on the line are the tiles of a head, or the
@@ -171,22 +169,81 @@ class RolePlan : public QueryTiles<K, Team> {
     opening.segment = batch_.template segment<Segment>(work.segment);
   }
 
-  // The whole items of slice i. A thread alone writes faster from neighbour to neighbour than from
-  // line to line.
-  WL_FN void write_slice(int i) {
+  // What a thread alone knows on its way along the line.
+  struct Walk {
+    int run;                     // its items
+    int slot, merge;             // of the next piece; of the item that was cut last
+    int number = 0, within = 0;  // of the next item, as in `tile_head`
+    TileHead cut = {0, 0};       // the item that was cut last
+    int first_slot = 0;          // of its pieces
+  };
+  WL_FN TileHead next(Walk& walk) const {
+    const TileHead found = tile_head(walk.number, walk.within);
+    if (++walk.within == walk.run) walk.within = 0, ++walk.number;
+    return found;
+  }
+
+  // All items in their order on the line: what the last boundary cut is known at the next, and
+  // nothing is looked for.
+  WL_FN void write_in_order() {
+    Walk walk{run(), offsets_.slot, offsets_.merge - 1};
+    for (int i = 0, end = slices(); i < end; ++i) write_slice(i, walk);
+    write_openings(z_.own_lists + offsets_.cta, lists().own);
+    write_openings(z_.shared_lists, lists().shared);
+  }
+  WL_FN void write_slice(int i, Walk& walk) {
     const Slice here = slice(i);
-    const int first = marks_[i].item + here.lead, whole = marks_[i + 1].item - first;
-    WorkItem* const items = reinterpret_cast<WorkItem*>(p_.items) + here.begin + here.items - whole;
-    int number = run_of_item_.of(first), within = first - number * run();
-    for (int n = 0; n < whole; ++n) {
-      items[n] = work(tile_head(number, within));
-      if (++within == run()) within = 0, ++number;
+    if (here.items == 0) return;
+    if (here.lead) {
+      WorkItem piece = work(walk.cut);
+      piece.kv_begin = s_.cut_key[i];
+      if (marks_[i + 1].item == marks_[i].item) piece.kv_end = s_.cut_key[i + 1];
+      write_next_piece(here, 0, piece, walk);
     }
-    for (int line = 1; line < lines_; ++line) {
-      team_.copy_items(items, items + line * here.items, whole, line);
+    write_whole(here, walk);
+    if (here.opens) {
+      walk.cut = next(walk);
+      walk.first_slot = walk.slot, ++walk.merge;
+      WorkItem piece = work(walk.cut);
+      piece.kv_end = s_.cut_key[i + 1];
+      write_next_piece(here, here.lead, piece, walk);
     }
-    if (whole == 0 || whole < here.items) return;  // a piece comes first
-    for (int line = 0; line < lines_; ++line) write_opening(i, line, items[0]);
+  }
+  // A thread alone writes faster from neighbour to neighbour than from line to line.
+  WL_FN void write_whole(const Slice& here, Walk& walk) {
+    const int pieces = here.lead + here.opens, count = here.items - pieces, lines = lines_;
+    WorkItem* const items = reinterpret_cast<WorkItem*>(p_.items) + here.begin + pieces;
+    for (int n = 0; n < count; ++n) items[n] = work(next(walk));
+    for (int line = 1; line < lines; ++line) {
+      team_.copy_items(items, items + line * here.items, count, line);
+    }
+  }
+  // With its merge, as far as that is known.
+  WL_FN void write_next_piece(const Slice& here, int piece, WorkItem work, Walk& walk) {
+    const CutCount all = cuts_of_line();
+    const int slots = all.cuts + all.opens, kv_head = work.kv_head, lines = lines_;
+    for (int line = 0; line < lines; ++line) {
+      work.slot = walk.slot + line * slots;
+      work.merge = walk.merge + line * all.opens;
+      write(here.begin + line * here.items + piece, work, kv_head + line);
+      Merge& merge = reinterpret_cast<Merge*>(p_.merges)[work.merge];
+      merge.first_slot = walk.first_slot + line * slots;
+      merge.num_slots = walk.slot - walk.first_slot + 1;
+    }
+    ++walk.slot;
+  }
+
+  // Those of so many lists, copied: segments and items are there.
+  WL_FN void write_openings(int list, int count) {
+    const auto* const items = reinterpret_cast<const WorkItem*>(p_.items);
+    const auto* const segments = reinterpret_cast<const Segment*>(p_.segments);
+    auto* const openings = reinterpret_cast<Opening<K>*>(p_.openings);
+    for (const int end = list + count; list < end; ++list) {
+      const int first = p_.cta_indptr[list];
+      if (first == p_.cta_indptr[list + 1]) continue;
+      openings[list].item = items[first];
+      openings[list].segment = segments[items[first].segment];
+    }
   }
 
   // All whole items.
@@ -199,7 +256,7 @@ class RolePlan : public QueryTiles<K, Team> {
       if (marks_[i + 1].item <= item) return;  // it is cut
       const Slice here = slice(i);
       const WorkItem work = item_of(item);
-      const int before = here.trail + item - marks_[i].item;  // items of the CTA
+      const int before = here.opens + item - marks_[i].item;  // items of the CTA
       for (int line = lines.begin; line < lines.end; ++line) {
         write(here.begin + before + line * here.items, work, work.kv_head + line);
         if (before == 0) write_opening(i, line, work);
@@ -210,11 +267,9 @@ class RolePlan : public QueryTiles<K, Team> {
 
   // The partial items of slice i, which come first in each CTA, and the merge that one opens.
   WL_FN void write_pieces(int i, Range lines) {
-    const Mark first = marks_[i], last = marks_[i + 1];
     const Slice here = slice(i);
     if (here.items == 0) return;
-    const bool opens = last.visible > 0 && (last.item > first.item || first.visible == 0);
-    for (int piece = 0; piece < here.lead + opens; ++piece) {
+    for (int piece = 0; piece < here.lead + here.opens; ++piece) {
       const bool leads = here.lead && piece == 0;
       write_piece(i, here, piece, leads, lines);
       if (!leads) write_merge(i + 1, lines);
