@@ -275,8 +275,9 @@ def _size_obstacle(tile: TileConfig) -> str | None:
     groups, rest = divmod(tile.rows, WARPGROUP_ROWS)
     if rest or not 1 <= groups <= 3:
         return f"one to three groups have {WARPGROUP_ROWS} rows each, and it has {tile.rows}"
-    if tile.warps != 4 * groups:
-        return f"a group of {WARPGROUP_ROWS} rows is four warps, and it has {tile.warps}"
+    if tile.warps != (wanted := 4 * groups):
+        sizes = f"{tile.rows} rows are {groups} times {WARPGROUP_ROWS}"
+        return f"{sizes}, of {wanted} warps in all, and it has {tile.warps}"
     if tile.keys % 32:
         return f"keys are a multiple of 32, and it has {tile.keys}"
     most = _MOST_KEYS[groups - 1]

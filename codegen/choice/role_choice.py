@@ -14,8 +14,10 @@ from warploom.dsl.types.spec import AttentionSpec
 MANY_ROWS = 64  # fused, of a request: more are a prefill
 _WARP_KEYS = 32  # of a warp that streams; each looks up one
 _MOST_WARPS = 11  # of three groups of four, one is for prefetching
-_LANES = (64, 96, 128)  # of heads: with 48, 80 and 112 decodes take longer by two roles
-_COMPOSED_LANES = (128,)  # others are not measured over prefixes that requests share
+# Of heads. With 48, 80 and 112 two roles take longer than two wrappers in turn, and with 80 and 112
+# than one tile. Of others than 128 tiles of 8 rows are measured, by plans that choose.
+_LANES = (64, 96, 128)
+FULL_LANES = 128
 # Warps that compute transform queries once for an item, but these at each tile of keys: fused RoPE
 # took longer so beside decodes than two wrappers with a group that transforms (decision 0044).
 _SLOW_HOOKS = {"key_transform", "value_transform"}
@@ -56,10 +58,10 @@ def role_obstacle(spec: AttentionSpec, arch: Arch, group_size: int) -> str | Non
 
 def _not_measured(spec: AttentionSpec) -> str | None:
     """What the spec has that was slower by two roles, or not measured; None if nothing."""
-    lanes = _COMPOSED_LANES if spec.kv_format.composed else _LANES
+    lanes = (FULL_LANES,) if spec.kv_format.composed else _LANES
     if spec.head_dim_qk != spec.head_dim_v or spec.head_dim_v not in lanes:
         known = ", ".join(map(str, lanes))
-        return f"heads of other lanes than {known} are slower by two roles, or not measured"
+        return f"two roles pay less, or are not measured, for heads of other lanes than {known}"
     if slow := _SLOW_HOOKS & spec.variant.hooks.keys():
         return f"{' and '.join(sorted(slow))} would run at each tile of keys of a decode"
     return None
@@ -69,9 +71,9 @@ def _heights(spec: AttentionSpec, group_size: int) -> list[int]:
     """Rows of the tiles of decodes.
 
     In composed plans those of 16 keep registers in memory, and took up to 1.09 times as long as one
-    tile for all on an H200.
+    tile for all on an H200; for heads of fewer lanes than 128 they are not measured.
     """
-    if spec.kv_format.composed:
+    if spec.kv_format.composed or spec.head_dim_qk < FULL_LANES:
         return [TURNED_ROWS] if group_size <= TURNED_ROWS else []
     return [rows for rows in (TURNED_ROWS, STREAMED_ROWS) if group_size <= rows]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from warploom.codegen.choice.role_choice import MANY_ROWS
+from warploom.codegen.choice.role_choice import FULL_LANES, MANY_ROWS
 from warploom.codegen.choice.role_cost import Forecast, forecast, role_cost
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.spec import AttentionSpec
@@ -63,7 +63,7 @@ def may_be_mixed(sizes: Sizes, group_size: int) -> bool:
     )
 
 
-def may_hold_prefills(requests: int, rows: int, group_size: int) -> bool:
+def may_hold_prefills(requests: int, rows: int, group_size: int, lanes: int = FULL_LANES) -> bool:
     """Whether one kernel for all batches is to have two roles.
 
     It is where a prefill may come beside many requests of few rows: a tile for the mean request
@@ -72,9 +72,11 @@ def may_hold_prefills(requests: int, rows: int, group_size: int) -> bool:
     Args:
         requests, rows: of the largest batch.
         group_size: query heads of a key/value head.
+        lanes: of a head; for others than are measured there is one tile.
     """
     return (
-        1 < requests <= _MOST_REQUESTS
+        lanes == FULL_LANES
+        and 1 < requests <= _MOST_REQUESTS
         and rows - requests >= _PREFILL_ROWS
         and _FEWEST_ROWS * requests <= rows <= _FEW_ROWS * requests
         and rows * group_size <= _MOST_FUSED

@@ -126,7 +126,8 @@ class Rules:
         options, group_size = self.options, self.heads.group_size
         if not options.may_mix or not options.may_plan_natively or bounds.max_segments is not None:
             return None
-        if not may_hold_prefills(bounds.max_requests, bounds.max_q_rows, group_size):
+        requests, rows, lanes = bounds.max_requests, bounds.max_q_rows, self.spec.head_dim_qk
+        if not may_hold_prefills(requests, rows, group_size, lanes):
             return None
         for choice in self._kernels.of_roles(group_size):
             if smaller_roles(choice.tile)[0].rows >= group_size:  # else no request would decode

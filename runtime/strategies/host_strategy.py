@@ -94,7 +94,7 @@ class HostStrategy:
         classes, memory, last = self._classes, self._classes.memory, self._last
         if last is None or not isinstance(batch, Measured):
             return None
-        if last.params.inputs and not last.knows(inputs):
+        if not last.knows(inputs):
             return None
         size_class = classes.of(batch, choice)
         if not size_class.site.is_counted:
@@ -171,8 +171,8 @@ class HostPlanner:
         self._lengths: IndexArrays | None = None  # that the parameters point to
         self._found = ctypes.create_string_buffer(_MEASURE.size)
         self._found_at = ctypes.addressof(self._found)
-        self._sizes: dict[RoleSizes, ctypes.Array[ctypes.c_int]] = {}  # warploom::RoleSizes,
-        self._sizes_at: dict[RoleSizes, int] = {}  # and where they lie
+        # warploom::RoleSizes, and where they lie
+        self._sizes: dict[RoleSizes, tuple[ctypes.Array[ctypes.c_int], int]] = {}
         self._counts = ctypes.create_string_buffer(_ROLE_TILES.size)
         self._counts_at = ctypes.addressof(self._counts)
         self._written: Site | None = None  # to the parameters
@@ -213,17 +213,15 @@ class HostPlanner:
 
     def count(self, lengths: IndexArrays, inputs: Inputs, sizes: RoleSizes) -> RoleTiles | None:
         """Key tiles of both roles in lengths that were measured; None if the mask reads more."""
-        if self.params.inputs:
-            if not self.knows(inputs):
-                return None
-            self._write_inputs(inputs)
-        if lengths is not self._lengths:
-            self.take(lengths, self._bounds)
-        sizes_at = self._sizes_at.get(sizes)
-        if sizes_at is None:
-            kept = self._sizes[sizes] = (ctypes.c_int * len(sizes))(*sizes)
-            sizes_at = self._sizes_at[sizes] = ctypes.addressof(kept)
-        self._count_roles(self.params.address, sizes_at, self._counts_at)
+        if not self.knows(inputs):
+            return None
+        self.take(lengths, self._bounds)
+        self._write_inputs(inputs)
+        given = self._sizes.get(sizes)
+        if given is None:
+            made = (ctypes.c_int * len(sizes))(*sizes)
+            given = self._sizes[sizes] = made, ctypes.addressof(made)
+        self._count_roles(self.params.address, given[1], self._counts_at)
         return RoleTiles(*_ROLE_TILES.unpack(self._counts))
 
     def take(self, lengths: IndexArrays, bounds: Bounds | None) -> None:
@@ -255,7 +253,8 @@ class HostPlanner:
         return not needed or needed.issubset((*inputs.scalars, *inputs.known))
 
     def _write_inputs(self, inputs: Inputs) -> None:
-        self.params.write_inputs({**inputs.scalars, **inputs.known})
+        if self.params.inputs:
+            self.params.write_inputs({**inputs.scalars, **inputs.known})
 
     def _reserve(self, scratch: int) -> None:
         """Have so many bytes to plan in, or more."""
@@ -278,8 +277,7 @@ class HostPlanner:
             if len(self._scratch) < site.scratch + 16:
                 self._reserve(site.scratch)
             self._written = site
-        if self.params.inputs:
-            self._write_inputs(inputs)
+        self._write_inputs(inputs)
         self.params.write_outputs(*site.outputs(address))
         if self._plan(self.params.address, self._scratch_at) != 0:
             raise RuntimeError("a batch changed while it was planned")

@@ -110,7 +110,8 @@ def host_array(value: Any, name: str) -> np.ndarray:
         try:
             return np.asarray(value)
         except ValueError as error:  # rows of different lengths
-            raise ArgumentError(name=name, reason=f"is no array ({error})") from None
+            reason = "has lists of different lengths in it; give one flat list"
+            raise ArgumentError(name=name, reason=reason) from error
     if not hasattr(value, "__dlpack__"):
         got = "None" if value is None else kind_of(value)
         raise ArgumentError(name=name, reason=f"is {got}; expected a list, an array or a tensor")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import torch
 
 from warploom.codegen.build import Job
-from warploom.codegen.compilers.arch import Arch
+from warploom.codegen.compilers.arch import Arch, arch_named
 from warploom.codegen.compilers.hostcc import HostTarget
 from warploom.codegen.planner_source import PlannerSpec
 from warploom.codegen.pretransform import PretransformSpec
@@ -52,6 +52,7 @@ from warploom.scheduler.model.layout import c_structs
 _SM_COUNTS = range(1, 257)
 
 
+Target: TypeAlias = Arch | HostTarget | str
 _Parts: TypeAlias = tuple[AttentionSpec, PretransformSpec | None, bool]  # of `kernel_parts`
 
 
@@ -59,7 +60,7 @@ class Declaration(ABC):
     """Something that kernels are built for."""
 
     @abstractmethod
-    def jobs(self, target: Arch | HostTarget, hosts: Sequence[HostTarget]) -> Iterator[Job]:
+    def jobs(self, target: Target, hosts: Sequence[HostTarget]) -> Iterator[Job]:
         """All kernels that it can ask for; see `AttentionDeclaration.jobs`."""
 
 
@@ -112,16 +113,19 @@ class AttentionDeclaration(Declaration):
         where: dict[str, Any] = {"device": device, "backend": backend, "workspace": workspace}
         return self._wrapper(**_given(self), **where)
 
-    def jobs(self, target: Arch | HostTarget, hosts: Sequence[HostTarget]) -> Iterator[Job]:
+    def jobs(self, target: Target, hosts: Sequence[HostTarget]) -> Iterator[Job]:
         """All kernels that plans and runs can ask for, and `warm_up` does.
 
         Args:
-            target: what kernels are compiled for.
+            target: what kernels are compiled for; of a GPU its architecture's name, such as
+                "sm_90a", will do.
             hosts: what the native planner of the host is compiled for.
 
         Raises:
             VariantError, UnsupportedSpec, BadHeadDim, ArgumentError: as the wrapper would.
+            UnknownArchitecture: for a name that no architecture has.
         """
+        target = _named(target)
         spec, heads, options, parts = self._checked(target)
         kernels = KernelChoice(parts[0], target, *parts[1:])
         choices = list(_choices(kernels, parts, heads, options))
@@ -203,11 +207,16 @@ class AppenderDeclaration(Declaration):
         """The appender for a device: the current CUDA device by default, or the CPU."""
         return Appender(**_given(self), device=device)
 
-    def jobs(self, target: Arch | HostTarget, hosts: Sequence[HostTarget]) -> Iterator[Job]:
+    def jobs(self, target: Target, hosts: Sequence[HostTarget]) -> Iterator[Job]:
         """The one kernel, for a target; raises VariantError, BadHeadDim and ArgumentError."""
+        target = _named(target)
         given = _given(self)
         spec = append_spec(transforms_of(as_variant(given.pop("variant"))), **given)
         yield spec.render("cuda" if isinstance(target, Arch) else "cpp"), target
+
+
+def _named(target: Target) -> Arch | HostTarget:
+    return arch_named(target) if isinstance(target, str) else target
 
 
 def _given(declaration: Any) -> dict[str, Any]:

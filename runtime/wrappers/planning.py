@@ -89,7 +89,8 @@ class Planning(Uncopied, Shown):
         were, and new ones uninitialised.
         Page numbers may always lie on the device, where those of a plan by the host are not checked
         at all; other arrays there are copied to the host if the host must plan, which waits for the
-        device.
+        device. All of them are copied by the plan (by each replay of one that a graph
+        holds): what is written to them later, no run sees.
 
         Args:
             qo_indptr: int32 [requests + 1], where each request's query rows begin.
@@ -233,8 +234,8 @@ class Planning(Uncopied, Shown):
         return NotPlanned(what="the last plan() was refused") if self._is_refused else NotPlanned()
 
     def _lengths_check(self, batch: Batch) -> LengthsCheck | None:
-        """What the variant, which has a check, has to say of a batch that the host knows."""
-        if isinstance(batch, OnDevice):
+        """What the variant has to say of a batch that the host knows; None if nothing."""
+        if isinstance(batch, OnDevice) or not self._variant.checks_lengths:
             return None
         return LengthsCheck(self._variant, batch, self._inputs.mask_tensors)
 
@@ -242,7 +243,7 @@ class Planning(Uncopied, Shown):
         if self._launcher is not None:
             self._launcher.before_plan()
         offer = self._inputs.offer(inputs) if inputs else NOTHING
-        lengths = self._lengths_check(batch) if self._variant.checks_lengths else None
+        lengths = self._lengths_check(batch)
         self._inputs.for_batch(batch, lengths)
         known = self._inputs.check_planned(offer)
         if lengths is not None:

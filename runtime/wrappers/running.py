@@ -207,7 +207,7 @@ class Running(Planning):
         is_graphs = self._keeps_plans and not self._geometry.batched
         if is_graphs and bounds is not None and rows == bounds.max_q_rows:
             return replace(batch, q_rows=rows)
-        return batch  # which q does not fit
+        return planned.batch  # which q does not fit
 
     def _learnt(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
         """Values of fields, kept or given to a run, whose gradient may be asked for."""

@@ -59,6 +59,13 @@ def test_what_has_one_tile(refused: AttentionSpec) -> None:
     assert role_choices(refused, SM90, 4) == ()
 
 
+@pytest.mark.parametrize("lanes", [64, 96])
+def test_fewer_lanes_have_decodes_of_8_rows_alone(lanes: int) -> None:
+    (choice,) = role_choices(spec(lanes=lanes), SM90, 8)
+    assert choice.tile.decode is not None and choice.tile.decode.rows == 8
+    assert role_choices(spec(lanes=lanes), SM90, 9) == ()
+
+
 @pytest.mark.parametrize("variant", [CAUSAL, wl.HeadKVScale()], ids=["plain", "scaled"])
 def test_8_bit_caches_have_two_roles(variant: Variant) -> None:
     for stored in ("float8_e4m3fn", "float8_e5m2", "int8"):

@@ -218,7 +218,7 @@ def test_hopper_uses_its_own_instructions() -> None:
         (TileConfig(16, 64, 2, 1), "one stage"),
         (TileConfig(96, 128, 6, 2, "hopper"), "64 rows each, and it has 96"),
         (TileConfig(256, 64, 16, 2, "hopper"), "64 rows each, and it has 256"),
-        (TileConfig(128, 64, 4, 2, "hopper"), "is four warps, and it has 4"),
+        (TileConfig(128, 64, 4, 2, "hopper"), "of 8 warps in all, and it has 4"),
         (TileConfig(128, 80, 8, 2, "hopper"), "a multiple of 32, and it has 80"),
         (TileConfig(128, 64, 8, 1, "hopper"), "one stage"),
         (TileConfig(128, 64, 4, decode=TileConfig(16, 64, 3)), "16 or 32 keys"),

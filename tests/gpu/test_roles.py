@@ -31,7 +31,7 @@ TALLER = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(16, 160, 5, 2
 SMALL = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(16, 320, 10, 2))
 # that are chosen for heads of 64 lanes, the second with a window, and of 96
 OF_64 = TileConfig(192, 96, 12, 3, "hopper", 2, decode=TileConfig(8, 352, 11, 2))
-OF_64_MASKED = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(16, 320, 10, 2))
+OF_64_MASKED = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(8, 352, 11, 2))
 OF_96 = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(8, 256, 8, 2))
 SHAPE: dict[str, Any] = {"num_q_heads": 8, "num_kv_heads": 2, "head_dim": 128, "dtype": "bfloat16"}
 PAGE = 16

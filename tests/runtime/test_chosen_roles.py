@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,7 +135,7 @@ def test_one_kernel_has_two_roles_where_prefills_may_come_beside_decodes(
     [
         {"batch_invariant": True},
         {"kv_format": wl.BlockSparse((16, 16)), "bounds": wl.Bounds(160, 4224, 8192, 1024, 160)},
-        {"head_dim": 80},
+        {"head_dim": 64},
         {"num_q_heads": 17, "num_kv_heads": 1},  # no tile of decodes has rows for a group
     ],
 )
@@ -276,3 +277,25 @@ def test_ctas_that_a_limit_leaves_have_an_sm_each(planner: MakePlanner) -> None:
     assert free.mixes is not None
     tile = free.mixes.choices[0].tile
     assert rules.prices(kernel_of(tile, 264)) == free.prices(kernel_of(tile, 132))
+
+
+def test_the_memory_that_docs_state(planner: MakePlanner) -> None:
+    """For the bounds of docs/options.md, and beside one tile of either template."""
+    told = (Path(__file__).parents[2] / "docs" / "options.md").read_text()
+    found = re.search(r"some (\d+) MB of workspace, (\d+) to (\d+) MB more", told)
+    assert found is not None
+    bounds = wl.Bounds(256, 2048, 8192, 131_072)
+    declaration = declared(
+        kv_format=wl.Paged(16), bounds=bounds, cuda_graph=True, num_q_heads=32, num_kv_heads=8
+    )
+    rules = planner(declaration, ARCHS["sm_90a"], 132)[0].rules
+    assert rules.fixed is not None
+    both, one, portable = (
+        rules.sizes(bounds, tile, ctas)[1].total / 1e6
+        for tile, ctas in (
+            (rules.fixed.tile, 132),
+            (replace(rules.fixed.tile, decode=None), 132),
+            (wl.TileConfig(16, 64), 4 * 132),
+        )
+    )
+    assert [round(both), round(both - one), round(both - portable)] == [*map(int, found.groups())]

@@ -70,10 +70,10 @@ class RolePlan : public QueryTiles<K, Team> {
   // different warps, and openings with what comes first in a list.
   WL_FN void write_items(const Offsets& offsets = {}) {
     offsets_ = offsets;
-    run_of_item_ = Steps<int>(run());  // kept from before, it would take registers
     if constexpr (Team::kIsHost) {
       write_in_order();
     } else {
+      run_of_item_ = Steps<int>(run());  // kept from before, it would take registers
       team_.each_line(slices(), lines_, [&](int i, Range lines) { write_pieces(i, lines); });
       write_side_by_side();
     }

@@ -62,7 +62,7 @@ template <class Params>
 bool measure(const Params& p, Measure& found) {
   if (!measure_lengths(p, found)) return false;
   if (p.storage != int(Storage::kPaged) || p.kv_indices == nullptr) return true;
-  unsigned last = 0;  // as which negative numbers are above all others
+  unsigned last = 0;  // unsigned, negative numbers are the largest
   const int* const blocks = p.kv_indices;
   const int count = found.num_blocks;
   for (int i = 0; i < count; ++i) {

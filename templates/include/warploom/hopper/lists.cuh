@@ -8,9 +8,9 @@
 namespace warploom::hopper {
 
 // Who draws the lists that a CTA claims: the threads that open items and ask for keys, when they
-// have asked for all keys of the list before. So the next is opened while the last three tiles are
-// computed with, and no CTA holds a list for longer than that. What is drawn has two places, by
-// turns.
+// have asked for all keys of the list before. So the next is opened while the last tiles are on their
+// way or computed with, and no CTA holds a list for longer than that. What is drawn has two places,
+// by turns.
 struct Drawers {
   // With tensor copies a warp asks for values alone, and is told.
   template <class K>
@@ -20,8 +20,8 @@ struct Drawers {
   WL_FN static unsigned next_list(const typename K::Params& p, Shared<K> shared, int draw) {
     constexpr unsigned kConsumers = Sizes<K>::kThreads;
     const int place = draw % 2;
-    // The place is free: the others have read what was drawn before the last one. They did so when
-    // they came to that list, so who waits here is two lists ahead.
+    // The place is free once the others have read what was drawn there before, as they do when they
+    // come to that list.
     if (draw >= 2) named_sync(kListReadBarrier + place, kConsumers + kProducerThreads);
     if (threadIdx.x == kConsumers) shared.drawn().template claim_prefills<K>(p, place);
     named_sync(kListBarrier, kThreads<K>);
