@@ -3,11 +3,11 @@
     python benchmarks/mixed.py [--tables mixed mixed_pure] [--drawn N] [--quick] [--limit SECONDS]
                                [--only "one plan,two in turn"] [--device cpu --tiny]
 
-bf16, heads of 128, pages of 16; figures are microseconds of one layer. Rows of ours: "one plan" is
-one wrapper that plans the whole batch and chooses roles by itself, "one tile" the same without
-roles, "two roles" always with them, "two in turn" and "two streams" a wrapper for each kind of
-request, "... alone" each half, which bounds all others. Of a row with several ways (`kept` in its
-params) the fastest counts.
+bf16, heads of 128 but where it is said, pages of 16; figures are microseconds of one layer. Rows of
+ours: "one plan" is one wrapper that plans the whole batch and chooses roles by itself, "one tile"
+the same without roles, "two roles" always with them, "two in turn" and "two streams" a wrapper for
+each kind of request, "... alone" each half, which bounds all others. Of a row with several ways
+(`kept` in its params) the fastest counts.
 "mixed" has twelve batches with goals, "mixed_drawn" N of drawn sizes, "mixed_lanes" such of other
 head sizes (N of the first, a third of the others) by ways of warploom alone, "mixed_pure" batches
 of one kind through a wrapper that has planned a mixed one, "mixed_fp8" the twelve over a cache of 8

@@ -222,14 +222,21 @@ def of_pure(rows: Sequence[Row]) -> list[str]:
 
 
 def of_own(rows: Sequence[Row]) -> list[str]:
-    """How many times as fast one plan is as other ways of warploom; no goals."""
+    """How many times as fast one plan is as other ways of warploom; no goals.
+
+    Means are of all cases with as many lanes.
+    """
     cases, impls, _ = pivot(rows)
     others = [way for way in (OWN_SERIAL, TWO_STREAMS, ONE_TILE, PORTABLE_TILE) if way in impls]
     gains = {way: gains_over([way], rows) for way in others}
     lines = [[case, *(shown(gains[way].get(case)) for way in others)] for case in cases]
-    known = [[*found.values()] for found in gains.values()]
-    lines.append(["geometric mean", *(shown(geometric_mean(x), 3) if x else "" for x in known)])
-    return ["", *markdown_table(("one plan over", *others), lines), ""] if others else []
+    lanes = {row.case: int(row.params["head_dim"]) for row in rows if "head_dim" in row.params}
+    for dim in dict.fromkeys(lanes[case] for case in cases if case in lanes):
+        known = [[x for case, x in gains[way].items() if lanes[case] == dim] for way in others]
+        means = [shown(geometric_mean(x), 3) if x else "" for x in known]
+        lines.append([f"geometric mean, {dim} lanes", *means])
+    headings = ("times of others over that of one plan", *others)
+    return ["", *markdown_table(headings, lines), ""] if others else []
 
 
 def gains_over(ways: Sequence[str], rows: Sequence[Row]) -> dict[str, float]:

@@ -105,10 +105,9 @@ def mixed_plans(device: torch.device) -> dict[str, Callable[[], object]]:
         tables = [torch.randperm(int(ends[-1])).int() for _ in range(2)]
         for where in dict.fromkeys((torch.device("cpu"), device)):
             steps = cycle([(rows, ends, table.to(where), last) for table in tables])
-            name = f"plan, a chunk of {chunk} and {decodes} decodes over {context} keys"
-            found[f"{name}, page numbers on the {'host' if where.type == 'cpu' else 'device'}"] = (
-                partial(plan_next, attention, steps)
-            )
+            lie = "here" if where.type == "cpu" else "on the device"
+            name = f"plan, {chunk} rows and {decodes} decodes over {context} keys, pages {lie}"
+            found[name] = partial(plan_next, attention, steps)
     return found
 
 

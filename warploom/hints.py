@@ -255,6 +255,8 @@ def meant(call: str, name: str) -> str:
 
 def for_several(name: str, dtype: str) -> str:
     """What to do with several numbers where a field is declared as one, without a full stop."""
+    if name == "sinks":
+        return "learned sinks are a variant, to be chained: & warploom.AttentionSink(sink)"
     declared = f"for several, declare the field as Tensor({dtype!r}, axes)"
     as_here = ", as wl.HeadKVScale and wl.TokenKVScale do" if name in ("k_scale", "v_scale") else ""
     return declared + as_here
