@@ -31,6 +31,7 @@ NOT_SHOWN = (
     "mixed_beside",
     "mixed_traces",
     "mixed_lanes_slower",
+    "mixed_again",
     "prefetch*",
     "graph_pool_h100",
 )
