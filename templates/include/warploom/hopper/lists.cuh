@@ -8,9 +8,9 @@
 namespace warploom::hopper {
 
 // Who draws the lists that a CTA claims: the threads that open items and ask for keys, when they
-// have asked for all keys of the list before. So the next is opened while the last tiles are on their
-// way or computed with, and no CTA holds a list for longer than that. What is drawn has two places,
-// by turns.
+// have asked for all keys of the list before. So the next is opened while the last tiles are on
+// their way or computed with, and no CTA holds a list for longer than that. What is drawn has two
+// places, by turns.
 struct Drawers {
   // With tensor copies a warp asks for values alone, and is told.
   template <class K>
