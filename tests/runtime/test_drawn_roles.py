@@ -126,7 +126,7 @@ def batches(draw: Any, setup: Setup, group: int, mix: str) -> Case:
 
 @pytest.mark.parametrize("kind", TILES)
 @settings(
-    max_examples=few(1, of=12),
+    max_examples=few(2, of=12),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
