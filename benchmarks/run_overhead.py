@@ -105,8 +105,8 @@ def mixed_plans(device: torch.device) -> dict[str, Callable[[], object]]:
         tables = [torch.randperm(int(ends[-1])).int() for _ in range(2)]
         for where in dict.fromkeys((torch.device("cpu"), device)):
             steps = cycle([(rows, ends, table.to(where), last) for table in tables])
-            lie = "here" if where.type == "cpu" else "on the device"
-            name = f"plan, {chunk} rows and {decodes} decodes over {context} keys, pages {lie}"
+            place = "here" if where.type == "cpu" else "on the device"
+            name = f"plan, {chunk} rows and {decodes} decodes over {context} keys, pages {place}"
             found[name] = partial(plan_next, attention, steps)
     return found
 

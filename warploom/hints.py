@@ -253,13 +253,17 @@ def meant(call: str, name: str) -> str:
     return f" It is called {found}." if found else ""
 
 
+_OF_TOKENS = ", as wl.HeadKVScale and wl.TokenKVScale do"
+_SEVERAL = {  # by the names of fields that ship
+    "k_scale": _OF_TOKENS,
+    "v_scale": _OF_TOKENS,
+    "sinks": ", as wl.AttentionSink does for learned sinks",
+}
+
+
 def for_several(name: str, dtype: str) -> str:
     """What to do with several numbers where a field is declared as one, without a full stop."""
-    if name == "sinks":
-        return "learned sinks are a variant, to be chained: & warploom.AttentionSink(sink)"
-    declared = f"for several, declare the field as Tensor({dtype!r}, axes)"
-    as_here = ", as wl.HeadKVScale and wl.TokenKVScale do" if name in ("k_scale", "v_scale") else ""
-    return declared + as_here
+    return f"for several, declare the field as Tensor({dtype!r}, axes){_SEVERAL.get(name, '')}"
 
 
 def hint(name: str, known: Sequence[str], arguments: Sequence[str] = (), call: str = "") -> str:

@@ -25,6 +25,7 @@ from warploom.dsl.types.dtypes import DType
 from warploom.dsl.types.formats import KVFormat, Paged
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.variant import Variant, as_variant
+from warploom.errors import ArgumentError
 from warploom.runtime.declaring.append_spec import append_spec, check_format, transforms_of
 from warploom.runtime.declaring.declare import (
     as_format,
@@ -124,6 +125,7 @@ class AttentionDeclaration(Declaration):
         Raises:
             VariantError, UnsupportedSpec, BadHeadDim, ArgumentError: as the wrapper would.
             UnknownArchitecture: for a name that no architecture has.
+            ArgumentError: the target is none.
         """
         target = _named(target)
         spec, heads, options, parts = self._checked(target)
@@ -216,7 +218,13 @@ class AppenderDeclaration(Declaration):
 
 
 def _named(target: Target) -> Arch | HostTarget:
-    return arch_named(target) if isinstance(target, str) else target
+    """The target, or that of this name; nothing else, which would be taken for a host."""
+    if isinstance(target, str):
+        return arch_named(target)
+    if not isinstance(target, (Arch, HostTarget)):
+        reason = f"is {target!r}; expected an architecture or its name, or a HostTarget"
+        raise ArgumentError(name="target", reason=reason)
+    return target
 
 
 def _given(declaration: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from warploom.errors import (
 )
 
 # wrong on purpose, out of the type checkers' sight
-ANY: dict[str, Any] = {"x": "x", "batch": "batch"}
+ANY: dict[str, Any] = {"x": "x", "batch": "batch", "several": np.zeros(2)}
 
 
 class Biased(wl.Variant):
@@ -101,6 +101,7 @@ def test_dtypes_of_torch_and_numpy_are_accepted() -> None:
             lambda: Biased(window=np.zeros(2)),
             "(2,); expected a number. For several, declare the field as Tensor('int32', axes)",
         ),
+        (lambda: wl.SlidingWindow(9, sinks=ANY["several"]), "as wl.AttentionSink does"),
         (lambda: Biased(bias=np.zeros(3)), "got shape (3,); expected 2 dimensions"),
         (lambda: Biased(bias=3.0), "got float; expected an array"),
         (lambda: Biased().window, "no value outside a kernel"),

@@ -16,7 +16,7 @@ import warploom as wl
 from warploom.codegen.compilers.arch import ARCHS, Arch
 from warploom.codegen.compilers.hostcc import HostTarget
 from warploom.codegen.source import KernelSource
-from warploom.errors import ArgumentError, BadHeadDim, UnsupportedSpec
+from warploom.errors import ArgumentError, BadHeadDim, UnknownArchitecture, UnsupportedSpec
 from warploom.runtime.calls.attention import _Unbound
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Batch, OnDevice
@@ -225,3 +225,15 @@ def test_mistakes_are_told_before_anything_is_built(
 ) -> None:
     with pytest.raises(error, match=match):
         list(declared(**given).jobs(ARCHS["sm_90a"], []))
+
+
+def test_a_gpu_has_a_name() -> None:
+    """Which stands for it; what is no target is not taken for a host."""
+    one, arch = declared(kv_format=wl.Paged(16)), ARCHS["sm_90a"]
+    named = list(one.jobs("sm_90a", []))
+    assert named == list(one.jobs(arch, [])) and all(of is arch for _, of in named)
+    with pytest.raises(UnknownArchitecture, match="sm_91"):
+        list(one.jobs("sm_91", []))
+    other: Any = torch.device("cuda")
+    with pytest.raises(ArgumentError, match="target: is device"):
+        list(one.jobs(other, []))

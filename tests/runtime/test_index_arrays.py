@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import warploom as wl
-from warploom.errors import WrongDType, WrongShape
+from warploom.errors import ArgumentError, WrongDType, WrongShape
 from warploom.runtime.tensors.index_arrays import IndexReader
 
 NAMES = "qo_indptr", "kv_indices"
@@ -65,6 +65,8 @@ def test_wrong_arrays_are_refused_by_name(wrong: Any, error: type[Exception]) ->
     read(PLAIN, PLAIN)
     with pytest.raises(error, match="kv_indices"):
         read(PLAIN, wrong)
+    with pytest.raises(ArgumentError, match=r"kv_indices: has lists .* give one flat list"):
+        read(PLAIN, [[7, 2, 4], [0, 9]])
 
 
 def test_ranges_are_lists() -> None:
