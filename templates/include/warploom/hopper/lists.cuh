@@ -7,6 +7,8 @@
 
 namespace warploom::hopper {
 
+// Warps meet at barriers from several places in the code (named_meet).
+
 // Who draws the lists that a CTA claims: the threads that open items and ask for keys, when they
 // have asked for all keys of the list before. So the next is opened while the last tiles are on
 // their way or computed with, and no CTA holds a list for longer than that. What is drawn has two
@@ -22,9 +24,10 @@ struct Drawers {
     const int place = draw % 2;
     // The place is free once the others have read what was drawn there before, as they do when they
     // come to that list.
-    if (draw >= 2) named_sync(kListReadBarrier + place, kConsumers + kProducerThreads);
+    if (draw >= 2) named_meet(kListReadBarrier + place, kConsumers + kProducerThreads);
     if (threadIdx.x == kConsumers) shared.drawn().template claim_prefills<K>(p, place);
-    named_sync(kListBarrier, kThreads<K>);
+    named_meet(kListBarrier, kThreads<K>);
+    __syncwarp();  // who claimed has come back to its warp, as the next asks
     named_arrive(kListDrawnBarrier + place, kConsumers + kProducerThreads);
     return shared.drawn().list(place);
   }
@@ -36,7 +39,7 @@ struct Told {
   WL_FN static unsigned next_list(const typename K::Params&, Shared<K> shared, int draw) {
     constexpr unsigned kConsumers = Sizes<K>::kThreads;
     const int place = draw % 2;
-    named_sync(kListDrawnBarrier + place, kConsumers + kProducerThreads);
+    named_meet(kListDrawnBarrier + place, kConsumers + kProducerThreads);
     const unsigned list = shared.drawn().list(place);
     named_arrive(kListReadBarrier + place, kConsumers + kProducerThreads);
     return list;

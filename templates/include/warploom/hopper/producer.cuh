@@ -32,6 +32,8 @@ WL_FN void produce_in_bulk(const typename K::Params& p, Shared<K> shared) {
 template <class K>
 WL_FN void produce(const typename K::Params& p, Shared<K> shared) {
   const unsigned thread = threadIdx.x % kProducerThreads;
+  constexpr int kDraw = K::Config::kBulk ? kWarpSize + kBulkQueryThreads : kProducerThreads;
+  static_assert(kDraw == Drawers::kThreads<K>, "barriers of lists count who comes to them below");
   if constexpr (!K::Config::kBulk) {
     ItemOpener<K, kProducerThreads> items;
     QueryProducer<K, kProducerThreads> queries;
