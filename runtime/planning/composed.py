@@ -120,7 +120,7 @@ class ComposedRules(Rules):
         return self._kernels.choose(max(rows, self._fewest_rows))
 
     def _candidates(self) -> list[TileChoice]:
-        mixed = [] if self.mixes is None else self.mixes.choices
+        mixed = [] if self.mixes is None else [mix.choice for mix in self.mixes.all]
         return [*self._kernels.composed_candidates(self._fewest_rows), *mixed]
 
     @property

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from warploom.codegen.choice.role_choice import FULL_LANES, MANY_ROWS
-from warploom.codegen.choice.role_cost import Forecast, forecast, role_cost
+from warploom.codegen.choice.role_cost import Forecast, RoleCost, forecast, role_cost
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.formats.batch import RoleSizes, RoleTiles, Sizes
@@ -18,19 +19,30 @@ _FEWEST_ROWS, _FEW_ROWS = 8, 64
 _MOST_REQUESTS, _MOST_FUSED = 1024, 2048 * 128
 
 
+class Mix(NamedTuple):
+    """A kernel that a mixed batch may get.
+
+    Attributes:
+        choice: its tile, of two roles.
+        sizes: by which batches are counted.
+        cost: of its key tiles.
+    """
+
+    choice: TileChoice
+    sizes: RoleSizes
+    cost: RoleCost
+
+
 class Mixes:
     """Mixed batches of one wrapper, whose others get one tile.
 
     Attributes:
-        choices: the tiles that a mixed batch may get.
-        sizes: of each, by which batches are counted.
+        all: what a mixed batch may get; the first that pays is taken.
     """
 
     def __init__(self, spec: AttentionSpec, heads: Heads, choices: Sequence[TileChoice]) -> None:
-        self.choices = choices
-        self.sizes = [_sizes(choice.tile) for choice in choices]
+        self.all = [Mix(one, _sizes(one.tile), role_cost(spec, one.tile)) for one in choices]
         self._heads = heads
-        self._costs = [role_cost(spec, choice.tile) for choice in choices]
 
     def choice(self, ctas: int, count: Callable[[RoleSizes], RoleTiles]) -> TileChoice | None:
         """The first one that is faster than one tile; None if none is.
@@ -39,16 +51,16 @@ class Mixes:
             ctas: that may get work.
             count: what a batch that `may_be_mixed` has of both roles.
         """
-        for at, choice in enumerate(self.choices):
-            if self.forecast(at, ctas, count).pays:
-                return choice
+        for mix in self.all:
+            if self.forecast(mix, ctas, count).pays:
+                return mix.choice
         return None
 
-    def forecast(self, at: int, ctas: int, count: Callable[[RoleSizes], RoleTiles]) -> Forecast:
-        """How long a batch takes by the choice of this index, and by one tile; see `choice`."""
+    def forecast(self, mix: Mix, ctas: int, count: Callable[[RoleSizes], RoleTiles]) -> Forecast:
+        """How long a batch takes by one of these, and by one tile; see `choice`."""
         heads = self._heads.num_kv
-        prefills, decodes = count(self.sizes[at])
-        return forecast(self._costs[at], prefills * heads, decodes * heads, ctas)
+        prefills, decodes = count(mix.sizes)
+        return forecast(mix.cost, prefills * heads, decodes * heads, ctas)
 
 
 def may_be_mixed(sizes: Sizes, group_size: int) -> bool:

@@ -181,6 +181,11 @@ class Rules:
         """Why no batch of these kernels gets two roles by itself, or None."""
         return self._kernels.obstacle_to_roles(self.heads.group_size)
 
+    @property
+    def pretransforms(self) -> bool:
+        """Whether some batches have their keys transformed before attention."""
+        return self._kernels.pretransforms
+
     @cached_property
     def free_ctas(self) -> int:
         """CTAs that may get work where a GPU holds one on each SM."""
@@ -194,12 +199,11 @@ class Rules:
             sizes.busy_rows * self.heads.group_size,
             sizes.num_segments * self.heads.num_kv,
             1 << sizes.max_kv_len.bit_length(),  # or each step of decoding would choose anew
-            self._kernels.pretransforms
-            and may_pretransform(batch, self._batched, self.heads.num_kv),
+            self.pretransforms and may_pretransform(batch, self._batched, self.heads.num_kv),
         )
 
     def _candidates(self) -> list[TileChoice]:
-        mixed = [] if self.mixes is None else self.mixes.choices
+        mixed = [] if self.mixes is None else [mix.choice for mix in self.mixes.all]
         return [*self._kernels.candidates(self.heads.group_size), *mixed]
 
     # Sizes

@@ -60,12 +60,12 @@ def _forecasts(rules: Rules, planned: Planned, inputs: Inputs) -> str:
     assert rules.mixes is not None  # there is no obstacle
     count = partial(_count, rules, planned, inputs)
     lines = []
-    for at, choice in enumerate(rules.mixes.choices):
-        one = rules.mixes.forecast(at, rules.free_ctas, count)
-        assert choice.tile.decode is not None  # it has two roles
-        taken = ", which was chosen" if choice.tile == planned.choice.tile else ""
+    for mix in rules.mixes.all:
+        one, tile = rules.mixes.forecast(mix, rules.free_ctas, count), mix.choice.tile
+        assert tile.decode is not None  # it has two roles
+        taken = ", which was chosen" if tile == planned.choice.tile else ""
         lines.append(
-            f"decodes by {choice.tile.decode.label}: {_US * one.at_once:.1f} us expected, and "
+            f"decodes by {tile.decode.label}: {_US * one.at_once:.1f} us expected, and "
             f"{_US * one.in_turn:.1f} by one tile for all{taken}"
         )
     decision = "yes" if planned.choice.tile.of_roles else "no"

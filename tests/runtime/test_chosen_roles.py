@@ -258,7 +258,7 @@ def kernel_of(tile: TileConfig, num_ctas: int) -> Any:
 def test_ctas_that_share_an_sm_share_its_speed(planner: MakePlanner) -> None:
     rules = planner(declared(kv_format=wl.Ragged()), ARCHS["sm_90a"], 132)[0].rules
     assert rules.mixes is not None
-    tile = rules.mixes.choices[0].tile
+    tile = rules.mixes.all[0].choice.tile
     alone, shared = (rules.prices(kernel_of(tile, n)) for n in (132, 264))
     assert alone is not None and shared is not None
     assert shared.saturating == 2 * alone.saturating
@@ -275,7 +275,7 @@ def test_ctas_that_a_limit_leaves_have_an_sm_each(planner: MakePlanner) -> None:
     rules = planner(limited, ARCHS["sm_90a"], 132)[0].rules
     free = planner(declared(kv_format=wl.Ragged()), ARCHS["sm_90a"], 132)[0].rules
     assert free.mixes is not None
-    tile = free.mixes.choices[0].tile
+    tile = free.mixes.all[0].choice.tile
     assert rules.prices(kernel_of(tile, 264)) == free.prices(kernel_of(tile, 132))
 
 

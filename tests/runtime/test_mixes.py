@@ -66,8 +66,8 @@ def test_the_native_planner_counts_tiles_of_both_roles(
         assert not may_be_mixed(measured.sizes, group)
     expected = [counts(lengths, group, mask, choice.tile) for choice in CHOICES]
     inputs = wrapper._inputs
-    assert [rules.role_tiles(by_numpy, inputs, sizes) for sizes in mixes.sizes] == expected
-    assert [planner.count(measured.lengths, inputs, sizes) for sizes in mixes.sizes] == expected
+    assert [rules.role_tiles(by_numpy, inputs, sizes) for _, sizes, _ in mixes.all] == expected
+    assert [planner.count(measured.lengths, inputs, sizes) for _, sizes, _ in mixes.all] == expected
 
 
 def counts(
@@ -119,7 +119,7 @@ def test_counts_are_of_the_batch_that_was_measured() -> None:
     batches: list[Any] = [
         planner.measure(arguments(x, wl.Paged(16)), None) for x in (first, second)
     ]
-    sizes = mixes_of(wrapper, 4).sizes[1]
+    sizes = mixes_of(wrapper, 4).all[1].sizes
     found = [planner.count(batch.lengths, wrapper._inputs, sizes) for batch in batches]
     assert found == [(22 * 21, 6), (10 * 5, 2)]
 
@@ -132,7 +132,7 @@ def test_heads_that_masks_read_are_known_before_anything_is_planned() -> None:
 
     wrapper, planner = planner_of(ByHead(), wl.Ragged(), 4)
     batch: Any = planner.measure(arguments([(700, 3000), (1, 2500)], wl.Ragged()), None)
-    sizes = mixes_of(wrapper, 4).sizes[0]
+    sizes = mixes_of(wrapper, 4).all[0].sizes
     expected = (22 * 25, 13)  # the first 2400 keys
     assert planner.count(batch.lengths, wrapper._inputs, sizes) == expected
     plain = make_batch(wl.Ragged(), *arguments([(700, 3000), (1, 2500)], wl.Ragged())[:4])
@@ -151,7 +151,7 @@ def test_masks_of_unknown_values_are_counted_by_numpy() -> None:
     wrapper, planner = planner_of(Until(), wl.Ragged(), 4)
     given = arguments([(700, 2000), (1, 900)], wl.Ragged())
     batch: Any = planner.measure(given, None)
-    sizes = mixes_of(wrapper, 4).sizes[0]
+    sizes = mixes_of(wrapper, 4).all[0].sizes
     assert planner.count(batch.lengths, wrapper._inputs, sizes) is None
     assert wrapper._planner._role_tiles(batch, wrapper._inputs, sizes) == (22 * 21, 5)
 
