@@ -23,7 +23,8 @@ from warploom.codegen.source import KernelSource
 from warploom.dsl.types.ir import Node, walk
 from warploom.dsl.types.spec import TracedVariant
 
-MEASURE, ROLE_TILES = "warploom_measure", "warploom_role_tiles"  # of hosts alone
+# of hosts alone
+MEASURE, ROLE_TILES, AGAIN = "warploom_measure", "warploom_role_tiles", "warploom_plan_again"
 OPTIONS = 4  # `kOptions` of shape.hpp: candidates for the boundaries of a line
 
 # Members of the planner's `Params`, in the order in which the runtime writes them.

@@ -86,7 +86,6 @@ class Upload:
             self._target = Stage(target)
         if not self._is_cuda:
             return self._target
-        self._turn = (self._turn + 1) % _RING
         stage = self._ring[self._turn]
         stage.event.synchronize()  # at once, if it was never recorded
         if stage.length < self._target.length:
@@ -107,6 +106,7 @@ class Upload:
             # of another device, or a thread that has not touched CUDA yet: torch sees to both
             target.buffer[:used].copy_(stage.buffer[:used], non_blocking=True)
         stage.event.record(self._stream)
+        self._turn = (self._turn + 1) % _RING
 
     def append(self, source: torch.Tensor, begin: int, count: int) -> None:
         """Copy the first entries of a tensor to the target of what was staged last.

@@ -116,6 +116,18 @@ class Workspace:
         self._memory[size.offsets["arrivals"] : size.total].zero_()
         self._is_cleared = not is_capturing(self._device)
 
+    def again(self, size: WorkspaceSize) -> torch.Tensor | None:
+        """The plan's part as int32, for the size that it was laid out for last.
+
+        Let the current stream wait for what was enqueued last. None if there is more to do, for
+        which `fit` is called. Not where that stream is being captured.
+        """
+        if size is not self._size or not self._is_cleared or self._tenancy is not None:
+            return None
+        if self.streams is not None:
+            self.streams.current()
+        return self.plan_ints
+
     def check_held(self) -> None:
         """Refuse to run on memory that another wrapper has planned into.
 

@@ -126,9 +126,11 @@ class RoleTiles(NamedTuple):
         return cls(*found)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Batch:
     """The lengths of one batch, of which some know more than others; it never changes.
+
+    (Not frozen: making one that is takes three times as long, and each plan makes one.)
 
     Attributes:
         q_rows: rows that a ragged q must have; for dense storage, rows of each batch entry.
@@ -162,7 +164,7 @@ class Batch:
         return self.sizes.num_segments
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class HostBatch(Batch):
     """A batch whose lengths were read on the host, and checked.
 
@@ -174,7 +176,7 @@ class HostBatch(Batch):
     sizes: Sizes = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sizes", Sizes.of(self.arrays))  # which is frozen
+        self.sizes = Sizes.of(self.arrays)
 
     @property
     def on_host(self) -> HostBatch:
@@ -209,7 +211,7 @@ class Lowering(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Measured(Batch):
     """A batch that a native planner has measured on the host; one segment for each request.
 
@@ -232,7 +234,7 @@ class Measured(Batch):
         return self._lowered
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class OnDevice(Batch):
     """A batch whose lengths only the device knows; the bounds stand for them.
 

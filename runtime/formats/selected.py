@@ -19,7 +19,7 @@ from warploom.runtime.formats.paged import Pages
 from warploom.scheduler.model.bounds import INT32_MAX, Bounds
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class SelectedBatch(HostBatch):
     """A batch whose block list is a tensor of the caller's.
 

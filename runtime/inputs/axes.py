@@ -59,6 +59,9 @@ def reserved_sizes(bounds: Bounds) -> dict[str, int]:
     }
 
 
+BATCH_AXES = frozenset(reserved_sizes(Bounds(1, 1, 1)))
+
+
 def check_captured(
     field: TensorField,
     shape: tuple[int, ...],

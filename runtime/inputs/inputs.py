@@ -10,7 +10,7 @@ import torch
 
 from warploom.dsl.graphs import rotations
 from warploom.dsl.graphs.loads import direct_indices
-from warploom.dsl.types.axes import axes_text, check_axes
+from warploom.dsl.types.axes import check_axes
 from warploom.dsl.types.ir import walk
 from warploom.dsl.types.spec import TensorField, TracedVariant
 from warploom.errors import (
@@ -18,18 +18,23 @@ from warploom.errors import (
     MissingInput,
     PlanMismatch,
     UnknownInput,
-    WrongDevice,
-    WrongDType,
     WrongShape,
 )
 from warploom.runtime.devices.params import Members, write_array
 from warploom.runtime.formats.batch import Batch
 from warploom.runtime.inputs.args import Geometry
-from warploom.runtime.inputs.axes import axis_sizes, check_captured, lane_sizes, reserved_sizes
+from warploom.runtime.inputs.axes import (
+    BATCH_AXES,
+    axis_sizes,
+    check_captured,
+    lane_sizes,
+    reserved_sizes,
+)
 from warploom.runtime.inputs.lengths import LengthsCheck
 from warploom.runtime.inputs.missing import missing_input, read_values, stale_shape, unknown_input
 from warploom.runtime.inputs.offer import NOTHING, Offer, OfferedTensor
-from warploom.runtime.inputs.outputs import as_given, check_rows_apart, given_to_run, type_remedy
+from warploom.runtime.inputs.outputs import as_given, check_rows_apart, given_to_run
+from warploom.runtime.inputs.types import check_type
 from warploom.runtime.inputs.values import (
     Number,
     as_input,
@@ -41,6 +46,8 @@ from warploom.runtime.inputs.values import (
     with_an_element,
 )
 from warploom.scheduler.model.bounds import Bounds
+
+_NONE: frozenset[str] = frozenset()
 
 
 class Inputs:
@@ -118,7 +125,8 @@ class Inputs:
         self.overridden = False
         self._is_written = False  # what `scalars` has
         self._written: dict[str, Any] | None = None  # scalars of the run before, if nothing else
-        self._fixed: frozenset[str] = frozenset()
+        self._fixed = _NONE
+        self._checks_runs = geometry.device.type == "cpu"  # elsewhere none would wait
 
     def for_runs(self) -> dict[str, torch.Tensor]:
         """Planned tensors that a run may be given instead."""
@@ -129,6 +137,15 @@ class Inputs:
     def incomplete(self) -> bool:
         """True if `run` must give something."""
         return len(self.scalars) + len(self.tensors) < len(self.names)
+
+    @property
+    def follow_batches(self) -> bool:
+        """True if planned tensors are read, or held against the batch, by each plan."""
+        return bool(self._sources) or any(
+            field.captured or name in self.outputs or not BATCH_AXES.isdisjoint(field.axes)
+            for name in self.tensors
+            for field in (self._tensor_fields[name],)
+        )
 
     def read(self, given: dict[str, Any]) -> dict[str, Any]:
         """What graphs read of the values; raises UnknownInput for the first name of no field."""
@@ -182,8 +199,8 @@ class Inputs:
 
     def for_batch(self, batch: Batch, lengths: LengthsCheck | None = None) -> None:
         """Take the lengths that tensors are checked against, and the variant's own check."""
-        self._fixed = frozenset()
-        self._lengths = lengths if self._geometry.device.type == "cpu" else None  # none would wait
+        self._fixed = _NONE
+        self._lengths = lengths if self._checks_runs else None
         self._batch = batch
         self._batch_sizes = None
 
@@ -290,7 +307,7 @@ class Inputs:
                         expected = "the values of the one given before"
                         raise PlanMismatch(name=name, got="another tensor", expected=expected)
                 tensor = given_to_run(field, value)
-                self._check_type(field, tensor)
+                check_type(field, tensor, self._geometry.device, self._name)
                 refuse_large_on_device(field, value, tensor)
                 self._check_sizes(field, tuple(tensor.shape))
                 values[name] = with_an_element(tensor)
@@ -316,7 +333,8 @@ class Inputs:
         name = field.name
         tensor = as_given(field, value)
         is_copied = tensor.device.type == "cpu" and name not in self.outputs
-        self._check_type(field, tensor, tensor.device if is_copied else None)
+        device = tensor.device if is_copied else self._geometry.device
+        check_type(field, tensor, device, self._name)
         placed = self._place(field, tensor, self._frozen and not lies_in(value, tensor))
         if self._frozen and self._settled and name in self.tensors:
             got, before = _address(placed), _address(self.tensors[name])
@@ -364,25 +382,6 @@ class Inputs:
         if field is None:
             raise self._unknown(name)
         return checked_scalar(field, value)
-
-    def _check_type(
-        self, field: TensorField, tensor: torch.Tensor, device: torch.device | None = None
-    ) -> None:
-        device = self._geometry.device if device is None else device
-        expected = getattr(torch, field.dtype.name)
-        if tensor.dtype != expected:
-            raise WrongDType(
-                name=field.name,
-                got=str(tensor.dtype),
-                expected=str(expected),
-                remedy=type_remedy(field, self._name, tensor.dtype),
-            )
-        if tensor.device != device:
-            raise WrongDevice(name=field.name, got=str(tensor.device), expected=str(device))
-        if tensor.dim() != len(field.axes):
-            raise WrongShape(
-                name=field.name, got=tuple(tensor.shape), expected=axes_text(field, {})
-            )
 
     def _check_sizes(self, field: TensorField, shape: tuple[int, ...]) -> None:
         sizes = self._sizes | self._lanes.get(field.name, {})

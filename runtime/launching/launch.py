@@ -47,7 +47,6 @@ from warploom.runtime.tensors.tensors import byte_span
 
 _ALIGNMENT = 16  # bytes; of vectors that a CUDA kernel loads
 
-
 Result: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 
 
@@ -125,23 +124,26 @@ class Launcher:
 
     def planned(self, batch: Batch, kernel: Kernel) -> None:
         """Take a new plan, which has just been enqueued on the current stream."""
-        self._form = None
-        self._batch = batch
         if kernel is not self._kernel:
             self._take_kernel(kernel)
+        self._needs_inputs = self._inputs.incomplete
+        for name, tensor in self._inputs.tensors.items():
+            if self._reads.get(name) is not tensor:
+                self.reads(name, tensor)
+        self.planned_again(batch)
+
+    def planned_again(self, batch: Batch) -> None:
+        """The same of a plan for the kernel of the one before, and with its inputs."""
+        self._inputs.write_planned(self._members)
+        self._form, self._batch = None, batch
         if self._pretransformed is not None:
             self._pretransformed.planned(batch)
-        rows = batch.num_requests, batch.q_rows
+        rows = batch.sizes.num_requests, batch.q_rows
         if rows != self._rows:
             self._out_shape = self._geometry.q_shape(batch, self._geometry.head_dim_v)
             self._lse_shape = self._geometry.lse_shape(batch)
             self._lse_strides = contiguous(self._lse_shape)
             self._rows = rows  # last: an interrupt may come before
-        self._needs_inputs = self._inputs.incomplete
-        self._inputs.write_planned(self._members)
-        for name, tensor in self._inputs.tensors.items():
-            if self._reads.get(name) is not tensor:
-                self.reads(name, tensor)
 
     def _take_kernel(self, kernel: Kernel) -> None:
         self._kernel = None  # an interrupt may come before all is taken
@@ -391,10 +393,8 @@ class Launcher:
         )
 
 
-def _refuse_freed(
-    q: torch.Tensor, kv: KV, out: torch.Tensor | None, lse: torch.Tensor | None
-) -> None:
+def _refuse_freed(q: torch.Tensor, kv: KV, *results: torch.Tensor | None) -> None:
     k, v = kv if isinstance(kv, tuple) else (kv, kv)
-    for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse)):
+    for name, tensor in zip(("q", "k", "v", "out", "lse"), (q, k, v, *results), strict=True):
         if tensor is not None:
             refuse_freed(tensor, name, byte_span(tensor))

@@ -68,7 +68,8 @@ class PlanMemory:
 
     def point_to(self, room: Capacity) -> None:
         """Have kernels read a plan of this layout."""
-        self.workspace.forget_stamps()
+        if self._rules.spec.stamps:
+            self.workspace.forget_stamps()
         target = self.workspace.plan_ints  # another tensor in each layout of the workspace
         if target is self._addressed and room is self.room:
             return

@@ -70,6 +70,15 @@ class Planner:
         self._numpy = NumpyStrategy(rules, kernels, memory)
         self._strategies = DeviceStrategy(classes), HostStrategy(classes), self._numpy
 
+    def again(self, given: Arguments, inputs: Inputs) -> Planned | None:
+        """Plan a batch like the last one in few calls; None if it is none: `read` and `plan` it.
+
+        Args:
+            given: the arguments of `plan`.
+            inputs: with the values that they had for the last one.
+        """
+        return self._strategies[1].again(given, inputs)
+
     def read(self, given: Arguments) -> Batch:
         """Check the arguments of `plan` and bring them into the form that suits them best.
 
@@ -79,6 +88,7 @@ class Planner:
             ForbiddenUnderCapture: the current stream is being captured, and the host must plan.
         """
         on_device, natively, by_numpy = self._strategies
+        natively.forget()  # what was planned last, for whoever plans now
         captured = on_device.read(given)
         if captured is not None:
             return captured
@@ -89,6 +99,7 @@ class Planner:
     def plan(self, batch: Batch, inputs: Inputs) -> Planned:
         """Plan a batch on the current stream; raises as `Strategy.plan` does."""
         self._memory.number += 1
+        self._strategies[1].forget()
         # once: arrays of lengths may be the caller's, and change
         choice = self.choice(batch, inputs)
         strategies: tuple[Strategy, ...] = self._strategies

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeAlias
@@ -225,13 +225,20 @@ class SizeClass:
         """
         if choice is not self.choice or declared is not None:
             return choice is self.choice
-        room, sizes = self.site.room.bounds, batch.sizes
+        room, least, sizes = self.site.room.bounds, self.least, batch.sizes
         return (
-            room.max_requests >> 2 < (sizes.num_requests or 1) <= room.max_requests
-            and room.max_q_rows >> 2 < (sizes.total_q_rows or 1) <= room.max_q_rows
-            and room.max_kv_len >> 2 < (sizes.max_kv_len or 1) <= room.max_kv_len
-            and room.max_blocks >> 2 < (sizes.num_blocks or 1) <= room.max_blocks
+            least.max_requests <= sizes.num_requests <= room.max_requests
+            and least.max_q_rows <= sizes.total_q_rows <= room.max_q_rows
+            and least.max_kv_len <= sizes.max_kv_len <= room.max_kv_len
+            and least.max_blocks <= sizes.num_blocks <= room.max_blocks
         )
+
+    @cached_property
+    def least(self) -> Bounds:
+        """Numbers of the smallest batch, where bounds are not declared: more than a quarter."""
+        room = self.site.room.bounds
+        numbers = room.max_requests, room.max_q_rows, room.max_kv_len, room.max_blocks
+        return Bounds(*((number >> 2) + 1 if number >> 2 else 0 for number in numbers))
 
 
 class SizeClasses:
@@ -261,7 +268,9 @@ class SizeClasses:
             size_class = self._made(batch, choice, stream_k)
             if not found and len(self._of_choices) >= _KEPT:
                 self._of_choices.clear()
-            self._of_choices[key] = [size_class, *found[: _SIZES - 1]]
+        if not found or found[0] is not size_class:  # that of the last plan is asked first
+            others = [one for one in found if one is not size_class]
+            self._of_choices[key] = [size_class, *others[: _SIZES - 1]]
         self._last = size_class
         return size_class
 
@@ -278,12 +287,19 @@ class SizeClasses:
     def planned(
         self, batch: Measured | OnDevice, size_class: SizeClass, inputs: Inputs, by: str
     ) -> Planned:
-        """What was planned into the workspace just now."""
+        """What was planned into the workspace just now, which kernels are to read."""
         self.memory.point_to(size_class.site.room)
-        unpacked = partial(self._unpacked, size_class, self.memory.number)
+        return self.made(batch, size_class, inputs, by)
+
+    def made(
+        self, batch: Measured | OnDevice, size_class: SizeClass, inputs: Inputs, by: str
+    ) -> Planned:
+        """The same where kernels read plans of this size class already."""
+        captured = None
         if isinstance(batch, OnDevice) and is_capturing(self.rules.device):
-            unpacked = partial(unpacked, captured=batch.tensors)
-        read = partial(self._read, size_class, unpacked, dict(inputs.scalars), dict(inputs.known))
+            captured = batch.tensors
+        values = dict(inputs.scalars), dict(inputs.known)
+        read = partial(self._read, size_class, self.memory.number, captured, *values)
         choice, kernel, size = size_class.choice, size_class.kernel, size_class.size
         return Planned(batch, choice, kernel, size, by, read, is_native=True)
 
@@ -300,8 +316,8 @@ class SizeClasses:
         known = dict(inputs.known)
         if isinstance(planned.batch, OnDevice):  # which has asked the mask with values from there
             known |= {name: _values(inputs.tensors[name]) for name in inputs.mask_tensors}
-        unpacked = partial(self._unpacked, size_class, self.memory.number)
-        plan, visibility, _ = self._read(size_class, unpacked, dict(inputs.scalars), known)
+        scalars, number = dict(inputs.scalars), self.memory.number
+        plan, visibility, _ = self._read(size_class, number, None, scalars, known)
         if int(plan.header["status"][0]) == GOOD:
             qo, kv, last, indices = (*planned.given, None, None)[:4]
             batch = make_batch(self.rules.spec.kv_format, qo, kv, indices, last)
@@ -309,10 +325,7 @@ class SizeClasses:
         verify_planned(plan, visibility, size_class.site.room, packed, planned.by)
 
     def _unpacked(
-        self,
-        size_class: SizeClass,
-        number: int,
-        captured: tuple[torch.Tensor | None, ...] | None = None,
+        self, size_class: SizeClass, number: int, captured: tuple[torch.Tensor | None, ...] | None
     ) -> _Unpacked:
         """The bytes of a plan in the workspace, and their batch.
 
@@ -339,12 +352,13 @@ class SizeClasses:
     def _read(
         self,
         size_class: SizeClass,
-        unpacked: Callable[[], _Unpacked],
+        number: int,
+        captured: tuple[torch.Tensor | None, ...] | None,
         scalars: dict[str, Any],
         known: dict[str, Any],
     ) -> Read:
-        """The plan that was unpacked."""
-        packed, arrays = unpacked()
+        """A plan with the values that the mask read; see `_unpacked`."""
+        packed, arrays = self._unpacked(size_class, number, captured)
         visibility = self.rules.visibility(arrays, scalars, known)
         problem = self.rules.problem(arrays.segments, size_class.kernel, visibility)
         problem = replace(problem, stream_k=size_class.lists is None)

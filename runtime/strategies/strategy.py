@@ -33,9 +33,9 @@ class Read(NamedTuple):
     arrays: Arrays
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Planned:
-    """One plan that lies on the device.
+    """One plan that lies on the device; it never changes.
 
     Attributes:
         batch: what was planned.

@@ -52,8 +52,21 @@ class IndexReader:
         Raises:
             WrongDType, WrongShape, ArgumentError: see `host_int32`.
         """
-        if not self._same(*given) and not self._learns(given):
+        known = self.known(*given)
+        if known is None and self._learns(given):
+            known = self.known(*given)
+        if known is None:
             return IndexArrays(*zip(*map(_locate, given, self._names), strict=True))
+        return known
+
+    def known(self, *given: Any) -> IndexArrays | None:
+        """The same of tensors like those before that have memory, or of int32 NumPy arrays.
+
+        None where each must be looked at for itself.
+        """
+        if not self._same(*given):
+            found = [*map(_of_numpy, given)]
+            return None if None in found else IndexArrays(*zip(*found, strict=True))
         addresses, counts = [], []
         for array in given:  # one loop, which costs less than two comprehensions
             addresses.append(array.data_ptr())
@@ -61,10 +74,7 @@ class IndexReader:
         if self._pages_stay:
             addresses[-1] = 0
         here = addresses[:-1] if self._pages_stay else addresses
-        if not all(here):
-            for array, name, _ in zip(given, self._names, here, strict=False):
-                refuse_freed(array, name, byte_span(array))
-        return IndexArrays(given, addresses, counts)
+        return IndexArrays(given, addresses, counts) if all(here) else None
 
     def _learns(self, given: tuple[Any, ...]) -> bool:
         """Take these for what others will be compared with; False if one must be looked at."""
@@ -88,11 +98,9 @@ def _is_plain(value: Any, elsewhere: bool = False) -> bool:
 
 def _locate(value: Any, name: str) -> tuple[Any, int, int]:
     """What keeps an array, its address and its length."""
-    if isinstance(value, _Array):
-        if value.dtype is _INT32 and value.ndim == 1 and value.flags.carray and len(value):
-            # ctypes finds the address in a third of NumPy's time
-            return value, addressof(c_char.from_buffer(value.data)), len(value)
-    elif isinstance(value, _Tensor) and is_index_tensor(value):
+    if found := _of_numpy(value):
+        return found
+    if isinstance(value, _Tensor) and is_index_tensor(value):
         if value.is_cpu:
             refuse_freed(value, name, byte_span(value))
             return value, value.data_ptr(), value.numel()
@@ -100,6 +108,16 @@ def _locate(value: Any, name: str) -> tuple[Any, int, int]:
             return value, 0, value.numel()
     array = host_int32(value, name)  # the array itself if it is one of int32
     return array, array.ctypes.data, len(array)
+
+
+def _of_numpy(value: Any) -> tuple[Any, int, int] | None:
+    """The same of an array that planners can read as it is, and that is not empty."""
+    if not isinstance(value, _Array) or value.dtype is not _INT32 or value.ndim != 1:
+        return None
+    if not (value.flags.carray and len(value)):
+        return None
+    # ctypes finds the address in a third of NumPy's time
+    return value, addressof(c_char.from_buffer(value.data)), len(value)
 
 
 def is_index_tensor(value: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ from warploom.codegen.source import TileChoice
 from warploom.counters import count
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import AttentionSpec
-from warploom.dsl.values.stand_ins import uncompiled, unseen
+from warploom.dsl.values.stand_ins import is_watched, uncompiled, unseen
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError, NotPlanned, NotTraced
 from warploom.logs import log
@@ -50,6 +50,7 @@ class Planning(Uncopied, Shown):
     spec: AttentionSpec
     planned: Planned | None
     _is_refused = False  # the last plan
+    _asks_planner_alone = False  # nothing else looks at a batch before it is planned
     _bounds: Bounds | None
     _batch: Batch | None
     _geometry: Geometry
@@ -61,7 +62,6 @@ class Planning(Uncopied, Shown):
 
     @uncompiled("a batch is planned outside of the compiled function, which runs it")
     @explained
-    @unseen
     def plan(
         self,
         qo_indptr: Any,
@@ -131,15 +131,23 @@ class Planning(Uncopied, Shown):
         """
         self._guard.enter_plan()
         try:
-            if inputs:
-                inputs = self._inputs.read(inputs)
             given = Arguments(qo_indptr, kv_indptr, kv_indices, last_page_len, kv_lens, q_rows)
-            self._plan(self._lowered(given), inputs)
+            is_plain = self._asks_planner_alone and not inputs and not is_watched()
+            if not is_plain or not self._plan_again(given):
+                self._plan_anew(given, inputs)
+            self._count()
         except BaseException:
             self._forget()
             raise
         finally:
             self._guard.leave_plan()
+
+    @unseen
+    def _plan_anew(self, given: Arguments, inputs: dict[str, Any]) -> None:
+        """Plan any batch."""
+        if inputs:
+            inputs = self._inputs.read(inputs)
+        self._plan(self._lowered(given), inputs)
 
     def _lowered(self, given: Arguments) -> Batch:
         """Check the arguments of `plan`; see `Planner.read`."""
@@ -218,15 +226,46 @@ class Planning(Uncopied, Shown):
         self._take(batch, inputs)
         self._batch = batch if self.planned is None else self.planned.batch
         self._is_refused = False
+        if inputs or not self._asks_planner_alone:
+            self._asks_planner_alone = self._nobody_looks()
+
+    def _plan_again(self, given: Arguments) -> bool:
+        """Plan a batch like the last one in few calls; False if it is none."""
+        planned = self._planner.again(given, self._inputs)
+        if planned is None:
+            return False
+        if self._planner.verifies:
+            self._planner.verify(planned, self._inputs)
+        assert self._launcher is not None  # of what the planner has planned before
+        self._inputs.for_batch(planned.batch)
+        self._launcher.planned_again(planned.batch)
+        self.planned, self._batch = planned, planned.batch
+        return True
+
+    def _nobody_looks(self) -> bool:
+        """Whether only the planner asks about a batch, as long as inputs stay."""
+        return not (
+            self._launcher is None
+            or self._variant.checks_lengths
+            or self._geometry.format.ring is not None
+            or self._inputs.follow_batches
+        )
+
+    def _count(self) -> None:
         count("plans")
         if log.isEnabledFor(DEBUG):
-            line = summary(self._batch, self.planned, self.choice, self.device.type == "cpu")
-            log.debug("planned %s, %s: %s", self._variant.name, self.kv_format, line)
+            self._log()
+
+    @unseen
+    def _log(self) -> None:
+        assert self._batch is not None  # just planned
+        line = summary(self._batch, self.planned, self.choice, self.device.type == "cpu")
+        log.debug("planned %s, %s: %s", self._variant.name, self.kv_format, line)
 
     def _forget(self) -> None:
         """Have no plan: the last one was refused."""
         self._batch = self.planned = None
-        self._is_refused = True
+        self._is_refused, self._asks_planner_alone = True, False
         if self._launcher is not None:
             self._launcher.forget()
 

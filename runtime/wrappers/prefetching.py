@@ -177,6 +177,7 @@ class Prefetching(Running):
             room = len(planned.plan.indices) if bounds is None else bounds.max_blocks
             pages = PageTable(self.device, layout, most, min(most, room))
             self._pages[layout, most] = pages
+            self._asks_planner_alone = False
         if pages.planned is not planned:
             if captured:
                 raise ForbiddenUnderCapture(what="prefetch() met a new plan", remedy=_REMEDY)
@@ -187,6 +188,9 @@ class Prefetching(Running):
 
     def _order(self, planned: Planned) -> Ints:
         return page_order(planned.plan, self.kv_format.block_kv).astype(np.int64)
+
+    def _nobody_looks(self) -> bool:
+        return not self._pages and super()._nobody_looks()
 
     def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
         """Plan; captured prefetches must see the pages of the new plan, too."""

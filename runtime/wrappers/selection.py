@@ -109,6 +109,9 @@ class PageSelectionWrapper(AttentionWrapper):
         assert isinstance(batch, SelectedBatch)
         return batch
 
+    def _nobody_looks(self) -> bool:
+        return False
+
     def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
         super()._take(batch, inputs)
         assert isinstance(batch, SelectedBatch)  # from `_lowered`

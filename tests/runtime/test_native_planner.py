@@ -37,7 +37,7 @@ from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Arguments, Measured
 from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads
-from warploom.runtime.strategies import host_strategy
+from warploom.runtime.strategies import host_planner
 from warploom.runtime.strategies.planner_params import PlannerParams
 from warploom.runtime.strategies.size_classes import Lists, Site
 from warploom.scheduler.model.bounds import Bounds
@@ -315,7 +315,7 @@ def test_warm_wrappers_plan_long_prefills_without_a_compiler(
 ) -> None:
     attention = wrapper()
     attention.warm_up()
-    monkeypatch.setattr(host_strategy, "build", None)
+    monkeypatch.setattr(host_planner, "build", None)
     indices, last = np.arange(500, dtype=np.int32), np.array([4], np.int32)
     for rows in (1, 2000):
         qo, kv = (np.array([0, size], np.int32) for size in (rows, 500))

@@ -20,7 +20,7 @@ from warploom.dsl.variants.trace import trace
 from warploom.runtime.formats.batch import Arguments
 from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads
-from warploom.runtime.strategies.host_strategy import HostPlanner
+from warploom.runtime.strategies.host_planner import HostPlanner
 from warploom.runtime.strategies.planner_params import PlannerParams
 from warploom.runtime.strategies.size_classes import Site
 from warploom.scheduler.model.bounds import Bounds

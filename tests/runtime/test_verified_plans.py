@@ -15,7 +15,7 @@ import warploom as wl
 from warploom.errors import NotPlanned, PlanInvalid
 from warploom.runtime.planning import composed, rules
 from warploom.runtime.strategies import numpy_strategy, size_classes
-from warploom.runtime.strategies.host_strategy import HostPlanner
+from warploom.runtime.strategies.host_planner import HostPlanner
 from warploom.scheduler.model.layout import HEADER, WORK_ITEM
 
 SHAPE: dict[str, Any] = {

@@ -1,0 +1,237 @@
+"""The planner compiled for the host: it reads, measures and plans the batches of one wrapper."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Any
+
+import numpy as np
+
+from warploom.codegen.build import build
+from warploom.codegen.compilers.hostcc import host_target
+from warploom.codegen.planner_source import AGAIN, MEASURE, ROLE_TILES, PlannerSpec
+from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.limits import MAX_LENGTH
+from warploom.dsl.types.spec import TracedVariant
+from warploom.runtime.devices.library import load_library
+from warploom.runtime.formats import format_of
+from warploom.runtime.formats.batch import Arguments, Measured, RoleSizes, RoleTiles, Sizes
+from warploom.runtime.inputs.inputs import Inputs
+from warploom.runtime.planning.visibility import Heads
+from warploom.runtime.strategies.again import Again
+from warploom.runtime.strategies.planner_params import PlannerParams
+from warploom.runtime.strategies.size_classes import Site
+from warploom.runtime.tensors.index_arrays import IndexArrays, IndexReader
+from warploom.scheduler.model.bounds import INT32_MAX, Bounds
+from warploom.scheduler.model.layout import c_structs
+
+_ANY = Bounds(MAX_LENGTH, MAX_LENGTH, MAX_LENGTH, INT32_MAX)
+_MEASURE = struct.Struct("=7i")  # warploom::Measure
+_ANOTHER = -1  # what `warploom_plan_again` returns for a batch that is not alike
+_CHANGED = "a batch changed while it was planned"
+_ROLE_TILES = struct.Struct("=2q")  # warploom::RoleTiles
+
+
+class HostPlanner:
+    """The native planner of one mask and storage.
+
+    Attributes:
+        params: its argument.
+        reader: finds index arrays; planners of one wrapper take it over from one another, with what
+            it knows of those.
+    """
+
+    def __init__(
+        self,
+        variant: TracedVariant,
+        kv_format: KVFormat,
+        heads: Heads,
+        has_roles: bool = False,
+        longest_first: bool = False,
+    ) -> None:
+        """Build and load it.
+
+        Args:
+            variant: its mask counts.
+            kv_format: one that has a `native_storage`.
+            heads: query heads and key/value heads.
+            has_roles: its plans have two roles.
+            longest_first: it assigns tiles so.
+
+        Raises:
+            NoHostCompiler, CompileError, CompileForbidden: there is none to be had.
+        """
+        spec = PlannerSpec(variant, has_roles, longest_first=longest_first)
+        source = spec.render("cpp", c_structs(roles=has_roles))
+        artifact = build(source, host_target())
+        library = load_library(artifact)
+        self._plan = library[artifact.entry]
+        self._measure = library[MEASURE]
+        self._count_roles = library[ROLE_TILES]
+        self._plan_again = library[AGAIN]
+        entries = self._plan, self._measure, self._count_roles, self._plan_again
+        for entry, arguments in zip(entries, (2, 2, 3, 4), strict=True):
+            entry.argtypes = (ctypes.c_void_p,) * arguments
+        self._format = stored = format_of(kv_format)
+        self._is_paged = bool(stored.takes)
+        self.params = PlannerParams(variant, has_roles, longest_first)
+        # Measuring and counting read these of a site.
+        assert stored.native_storage is not None
+        self.params.set("storage", stored.native_storage)
+        self.params.set("page_size", kv_format.block_kv)
+        self.params.set("group_size", heads.group_size)
+        self.params.set("num_q_heads", heads.num_q)
+        self.params.set("num_kv_heads", heads.num_kv)
+        names = ("qo_indptr", "kv_indptr", "last_page_len", "kv_indices")
+        self.reader = IndexReader(*names[: 4 if self._is_paged else 2])
+        self._take_bounds(None)
+        self._lengths: IndexArrays | None = None  # that the parameters point to
+        self._found = ctypes.create_string_buffer(_MEASURE.size)
+        self._found_at = ctypes.addressof(self._found)
+        # warploom::RoleSizes, and where they lie
+        self._sizes: dict[RoleSizes, tuple[ctypes.Array[ctypes.c_int], int]] = {}
+        self._counts = ctypes.create_string_buffer(_ROLE_TILES.size)
+        self._counts_at = ctypes.addressof(self._counts)
+        self._written: Site | None = None  # to the parameters
+        self._reserve(0)
+
+    def measure(self, given: Arguments, bounds: Bounds | None) -> Measured | None:
+        """Check a batch; None if something is wrong, which `make_batch` will name.
+
+        Args:
+            given: the arguments of `plan`.
+            bounds: the largest batch, if declared.
+        """
+        if bounds is not self._bounds:
+            self._take_bounds(bounds)
+        arrays = self._arrays(given)
+        if arrays is None:
+            return None
+        lengths = self.reader(*arrays)
+        if not self._point_to(lengths) or self._measure(self.params.address, self._found_at) != 0:
+            return None
+        return self._measured(lengths)
+
+    def known(self, given: Arguments) -> IndexArrays | None:
+        """Lengths that can be read as they are; None where `measure` must look at them."""
+        arrays = self._arrays(given)
+        return None if arrays is None else self.reader.known(*arrays)
+
+    def again(self, lengths: IndexArrays, like: Again, address: int) -> Measured | None:
+        """Measure a batch and plan it as the last one; None if it is another, or wrong.
+
+        Args:
+            lengths: that are known.
+            like: which batches are planned so; inputs are as they were.
+            address: where the plan begins.
+
+        Raises:
+            RuntimeError: the batch has changed since it was measured.
+        """
+        if not self._point_to(lengths):
+            return None
+        site, params, scratch = like.size_class.site, self.params.address, self._scratch_at
+        assert site is self._written  # to the parameters
+        self.params.write_outputs(*site.outputs(address))
+        status = self._plan_again(params, like.address, self._found_at, scratch)
+        if status == _ANOTHER:
+            return None
+        if status != 0:
+            raise RuntimeError(_CHANGED)
+        return self._measured(lengths)
+
+    def _arrays(self, given: Arguments) -> tuple[Any, ...] | None:
+        """The index arrays in the order of planners; None if one is missing or not to be there."""
+        qo, kv, indices, last, kv_lens, _ = given
+        if qo is None or kv is None or kv_lens is not None:
+            return None
+        if not self._is_paged:
+            return (qo, kv) if indices is last is None else None
+        return None if indices is None or last is None else (qo, kv, last, indices)
+
+    def _measured(self, lengths: IndexArrays) -> Measured:
+        """What was found in lengths that are good."""
+        busy, q_rows, total, longest_q, longest, blocks, extent = _MEASURE.unpack(self._found)
+        requests, mean = lengths.counts[0] - 1, total / busy if busy else 1.0
+        sizes = Sizes(requests, requests, total, mean, total, longest_q, longest, blocks)
+        return Measured(q_rows, extent, sizes, lengths, self._format)
+
+    def count(self, lengths: IndexArrays, inputs: Inputs, sizes: RoleSizes) -> RoleTiles | None:
+        """Key tiles of both roles in lengths that were measured; None if the mask reads more."""
+        if not self.knows(inputs):
+            return None
+        self.take(lengths, self._bounds)
+        self._write_inputs(inputs)
+        given = self._sizes.get(sizes)
+        if given is None:
+            made = (ctypes.c_int * len(sizes))(*sizes)
+            given = self._sizes[sizes] = made, ctypes.addressof(made)
+        self._count_roles(self.params.address, given[1], self._counts_at)
+        return RoleTiles(*_ROLE_TILES.unpack(self._counts))
+
+    def take(self, lengths: IndexArrays, bounds: Bounds | None) -> None:
+        """Take up a batch that was measured, by this planner or another: `plan` is to plan it."""
+        if bounds is not self._bounds:
+            self._take_bounds(bounds)
+        if lengths is not self._lengths:
+            self._point_to(lengths)
+
+    def release(self) -> None:
+        """Keep no arrays of the batch that was taken up last."""
+        self._lengths = None
+
+    def _point_to(self, lengths: IndexArrays) -> bool:
+        """Have the parameters say where lengths lie; False if their numbers of entries disagree."""
+        self._lengths, largest = lengths, self._largest
+        if self._is_paged:
+            ends, kv_ends, requests, pages = lengths.counts
+            self.params.write_lengths(*lengths.addresses)
+        else:
+            (ends, kv_ends), pages = lengths.counts, 0
+            requests = ends - 1
+            self.params.write_lengths(*lengths.addresses, 0, 0)
+        if requests != ends - 1 or kv_ends != ends or not 0 <= requests <= self._most_requests:
+            return False
+        pages = min(largest.max_blocks, pages)
+        self.params.write_batch(requests, largest.max_q_rows, largest.max_kv_len, pages)
+        return True
+
+    def _take_bounds(self, bounds: Bounds | None) -> None:
+        self._bounds, self._largest, self._lengths = bounds, bounds or _ANY, None
+        self._most_requests = min(self._largest.max_requests, self._largest.segments)
+
+    def knows(self, inputs: Inputs) -> bool:
+        """True if the host has the values of all that the mask reads."""
+        needed = self.params.inputs
+        return not needed or needed.issubset((*inputs.scalars, *inputs.known))
+
+    def _write_inputs(self, inputs: Inputs) -> None:
+        if self.params.inputs:
+            self.params.write_inputs({**inputs.scalars, **inputs.known})
+
+    def _reserve(self, scratch: int) -> None:
+        """Have so many bytes to plan in, or more."""
+        self._scratch = np.zeros(scratch + 16, np.uint8)
+        self._scratch_at = -(-self._scratch.ctypes.data // 16) * 16
+
+    def plan(self, inputs: Inputs, site: Site, address: int) -> None:
+        """Write the plan of the batch that was taken up last to host memory.
+
+        Args:
+            inputs: known ones.
+            site: the kernel, and a layout with room for the batch.
+            address: where the plan begins.
+
+        Raises:
+            RuntimeError: the batch has changed since it was measured.
+        """
+        if site is not self._written:
+            self.params.write_site(*site.numbers)
+            if len(self._scratch) < site.scratch + 16:
+                self._reserve(site.scratch)
+            self._written = site
+        self._write_inputs(inputs)
+        self.params.write_outputs(*site.outputs(address))
+        if self._plan(self.params.address, self._scratch_at) != 0:
+            raise RuntimeError(_CHANGED)
