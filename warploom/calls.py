@@ -103,12 +103,15 @@ def explain(home: str, name: str) -> None:
             setattr(base, place, staticmethod(decorated) if place == "__new__" else decorated)
 
 
-def explained(function: Callable[_P, _R], owner: str = "") -> Callable[_P, _R]:
+def explained(
+    function: Callable[_P, _R], owner: str = "", refused: Callable[[Any], None] | None = None
+) -> Callable[_P, _R]:
     """The function or method; calls that its signature refuses raise WrongCall.
 
     Args:
         function: to be decorated.
         owner: class that a constructor makes; that of the object by default.
+        refused: called with the object of a method before that is raised.
     """
     name = function.__name__
 
@@ -124,6 +127,8 @@ def explained(function: Callable[_P, _R], owner: str = "") -> Callable[_P, _R]:
             called = owner or _class_of(args[0]).__name__  # which users know
             called += "" if name in ("__init__", "__new__") else f".{name}"
         reason, text = _answer(str(error), called, taken, kwargs)
+        if refused is not None:
+            refused(args[0])
         return WrongCall(function=called, reason=reason, hint=text)
 
     return answered(answer)(function)

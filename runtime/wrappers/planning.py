@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from logging import DEBUG
 from typing import Any
 
@@ -40,6 +41,16 @@ from warploom.scheduler.model.layout import Records
 from warploom.scheduler.plans.plan import Plan
 
 
+def lose_plan(wrapper: Planning) -> None:
+    """Have none after a call that nothing was planned of, unless another thread has the turn."""
+    held = wrapper._guard
+    if held.try_enter(False):
+        try:
+            wrapper._forget()
+        finally:
+            held.leave()
+
+
 class Planning(Uncopied, Shown):
     """The part of a wrapper that plans; the wrapper's constructor makes the rest."""
 
@@ -61,7 +72,7 @@ class Planning(Uncopied, Shown):
     _launcher: Launcher | None  # none for the reference
 
     @uncompiled("a batch is planned outside of the compiled function, which runs it")
-    @explained
+    @partial(explained, refused=lose_plan)
     def plan(
         self,
         qo_indptr: Any,
@@ -75,7 +86,7 @@ class Planning(Uncopied, Shown):
     ) -> None:
         """Distribute the work of a batch, on the host or on the device.
 
-        Whatever it raises, but InUse and WrongCall, there is no plan afterwards, so that `run`
+        Whatever it raises, but InUse, there is no plan afterwards, so that `run`
         cannot serve the batch before in place of this one: a misspelt or unfit input, too, asks for
         another plan. Values of earlier plans stay, and those of the refused call are not kept.
         Memory stays where it is, and what a CUDA graph holds may be replayed.

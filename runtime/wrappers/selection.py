@@ -6,6 +6,7 @@ kernel reads the caller's tensor where the block list of a plan would be.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from warploom.runtime.operators.custom_op import Result
 from warploom.runtime.strategies.planner import as_many_rows
 from warploom.runtime.tensors.plain import refuse_freed
 from warploom.runtime.tensors.tensors import as_torch, byte_span
+from warploom.runtime.wrappers.planning import lose_plan
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 
 
@@ -61,7 +63,7 @@ class PageSelectionWrapper(AttentionWrapper):
         return Selected.of(kv_format)
 
     @uncompiled("a batch is planned outside of the compiled function, which runs it")
-    @explained
+    @partial(explained, refused=lose_plan)
     def plan(
         self,
         qo_indptr: Any,

@@ -17,7 +17,7 @@ import warploom as wl
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.formats import KVFormat
-from warploom.errors import WarploomError, WrongShape
+from warploom.errors import NotPlanned, WarploomError, WrongCall, WrongShape
 from warploom.runtime.devices import graph
 from warploom.runtime.devices.params import ParamBlock
 from warploom.runtime.devices.upload import Upload
@@ -325,6 +325,17 @@ def test_who_else_plans_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(planner._strategies[0], "read", lambda _: on_device)
     assert planner.read(batch) is on_device
     assert planner.again(batch, made.inputs) is None
+
+
+@pytest.mark.parametrize("names", [{}, {"paged_kv_indptr": [0, 3]}], ids=str)
+def test_a_call_that_does_not_fit_leaves_no_plan(names: dict[str, Any]) -> None:
+    """Else the next run would serve the batch before."""
+    made, batch = wrapper(wl.Paged(16)), arguments([(1, 40)], wl.Paged(16))
+    made.plan(*batch[:4])
+    with pytest.raises(WrongCall):
+        made.plan(batch.qo_indptr, **names)
+    with pytest.raises(NotPlanned, match="refused"):
+        made.run(torch.zeros(1, 4, 16), torch.zeros(2, 4, 16, 2, 16).unbind())
 
 
 def test_nobody_sees_what_the_log_reads(caplog: pytest.LogCaptureFixture) -> None:
