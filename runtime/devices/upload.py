@@ -100,13 +100,13 @@ class Upload:
         if handle != self._handle:
             self._stream, self._handle = torch.cuda.current_stream(self._index), handle
         target, stage = self._target, self._ring[self._turn]
+        self._turn = (self._turn + 1) % _RING  # first: an interrupt may come behind the copy
         is_current = shortcuts.current_device() == self._index
         copy = copy_to_device()
         if not is_current or copy(target.address, stage.address, 4 * used, handle) != 0:
             # of another device, or a thread that has not touched CUDA yet: torch sees to both
             target.buffer[:used].copy_(stage.buffer[:used], non_blocking=True)
         stage.event.record(self._stream)
-        self._turn = (self._turn + 1) % _RING
 
     def append(self, source: torch.Tensor, begin: int, count: int) -> None:
         """Copy the first entries of a tensor to the target of what was staged last.

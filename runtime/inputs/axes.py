@@ -59,7 +59,7 @@ def reserved_sizes(bounds: Bounds) -> dict[str, int]:
     }
 
 
-BATCH_AXES = frozenset(reserved_sizes(Bounds(1, 1, 1)))
+BATCH_AXES = frozenset(reserved_sizes(Bounds(1, 1, 1)))  # whose lengths depend on the batch
 
 
 def check_captured(

@@ -32,5 +32,5 @@ def check_type(
     if tensor.device != device:
         raise WrongDevice(name=field.name, got=str(tensor.device), expected=str(device))
     if tensor.dim() != len(field.axes):
-        expected = axes_text(field, {})
-        raise WrongShape(name=field.name, got=tuple(tensor.shape), expected=expected)
+        axes = axes_text(field, {})
+        raise WrongShape(name=field.name, got=tuple(tensor.shape), expected=axes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from functools import cached_property
 
 from warploom.codegen.choice.role_choice import MANY_ROWS
 from warploom.codegen.choice.role_cost import SHIPPED
@@ -28,15 +29,12 @@ _UNASKED = (0,) * 4, (1, 1, 1, 1, 0), (0,) * 4  # whether two roles pay
 class Limits:
     """Between what the numbers of batches lie that are planned alike.
 
-    Numbers are those of `warploom::Measure` but for rows of q and what k and v must have, which
-    follow from the rest, and requests.
-
     Attributes:
-        least, most: by name.
+        least, most: by name: requests, and then the members of `warploom::Measure` in its order.
     """
 
     def __init__(self, size_class: SizeClass, is_declared: bool) -> None:
-        """Begin with what `SizeClass.suits` asks.
+        """Begin with what `SizeClass.suits` asks; what q, k and v must have follows from the rest.
 
         Args:
             size_class: of the batches.
@@ -44,8 +42,9 @@ class Limits:
         """
         room, least = size_class.site.room.bounds, size_class.least
         self.most = {
-            "requests": room.max_requests, "busy": INT32_MAX, "rows": room.max_q_rows,
-            "longest_q": INT32_MAX, "kv_len": room.max_kv_len, "blocks": room.max_blocks,
+            "requests": room.max_requests, "busy": INT32_MAX, "q_rows": INT32_MAX,
+            "rows": room.max_q_rows, "longest_q": INT32_MAX, "kv_len": room.max_kv_len,
+            "blocks": room.max_blocks, "kv_extent": INT32_MAX,
         }  # fmt: skip
         self.least = dict.fromkeys(self.most, 0)
         if not is_declared:
@@ -68,71 +67,85 @@ class Limits:
 
 
 class Again:
-    """Which batches are planned as the last one was.
+    """Which batches are planned as one was: with its choice, into its size class.
 
     Attributes:
-        size_class: of all of them.
-        address: of the record that tells compiled code.
+        size_class: of that batch.
     """
 
-    def __init__(
-        self, size_class: SizeClass, limits: Limits, mix: Mix | None = None,
-        heads: int = 0, ctas: int = 1,
-    ) -> None:  # fmt: skip
-        """Write the record.
+    def __init__(self, rules: Rules, size_class: SizeClass, sizes: Sizes) -> None:
+        """Note a plan; what compiled code is told is worked out when it is first asked for.
 
         Args:
+            rules: of the plan.
             size_class: the attribute.
-            limits: between which the batches lie.
-            mix: where these get it as long as it pays.
-            heads: of keys and values.
-            ctas: that may get work.
+            sizes: of the batch.
         """
         self.size_class = size_class
-        prices, ways, sizes = _UNASKED
-        if mix is not None:
-            cost, margins = mix.cost, SHIPPED
-            prices = cost.prefill, cost.decode, cost.decode_in_tall, margins.opening
-            ways = margins.spread, margins.longer, min(cost.saturating, ctas), ctas, heads
-            sizes = mix.sizes
-        (fewest, *least), (most, *largest) = (
-            (x["requests"], x["busy"], any_number, x["rows"], x["longest_q"], x["kv_len"],
-             x["blocks"], any_number)
-            for x, any_number in ((limits.least, 0), (limits.most, INT32_MAX))
-        )  # fmt: skip
-        record = _ALIKE.pack(*prices, *ways, *sizes, fewest, most, *least, *largest)
+        self._rules, self._sizes = rules, sizes
+
+    def repeats(self, before: Again | None) -> bool:
+        """Whether the plan before was like this one, so that the next may be, too."""
+        if before is None or before.size_class is not self.size_class:
+            return False
+        now, was = self._sizes, before._sizes
+        is_steady = (now.num_requests, now.segment_rows) == (was.num_requests, was.segment_rows)
+        return is_steady or self.size_class.has_roles or self._rules.fixed is not None
+
+    @cached_property
+    def address(self) -> int:
+        """Of the record that tells compiled code; 0 where it takes more than numbers to tell."""
+        record = self._record()
+        if record is None:
+            return 0
         self._bytes = ctypes.create_string_buffer(record, len(record))
-        self.address = ctypes.addressof(self._bytes)
+        return ctypes.addressof(self._bytes)
 
-    @classmethod
-    def of(cls, rules: Rules, size_class: SizeClass, sizes: Sizes) -> Again | None:
-        """Those that get the choice and the size class of a batch of these sizes, too.
-
-        None where it takes more than numbers to tell.
-        """
-        tile, mixes, group_size = size_class.kernel.tile, rules.mixes, rules.heads.group_size
+    def _record(self) -> bytes | None:
+        rules, size_class, sizes = self._rules, self.size_class, self._sizes
+        heads, mixes = rules.heads, rules.mixes
         if rules.spec.stamps:  # which are to be forgotten for each plan
             return None
         limits = Limits(size_class, rules.options.bounds is not None)
         if rules.fixed is not None:
-            if tile.decode is None:
-                _keep_partition(limits, size_class, sizes, group_size)
-            return cls(size_class, limits)
-        if mixes is not None and may_be_mixed(sizes, group_size):
+            if not size_class.has_roles:
+                _keep_partition(limits, size_class, sizes, heads.group_size)
+            return _packed(limits)
+        if mixes is not None and may_be_mixed(sizes, heads.group_size):
             mix = mixes.all[0]  # each before another that pays would have to be asked
-            if size_class.choice is not mix.choice or not _is_counted(size_class, mix, rules.heads):
+            if size_class.choice is not mix.choice or not _is_counted(size_class, mix, heads):
                 return None
             limits.keep("requests", 2)
-            limits.keep("longest_q", MANY_ROWS // group_size + 1)
-            return cls(size_class, limits, mix, rules.heads.num_kv, rules.free_ctas)
+            limits.keep("longest_q", MANY_ROWS // heads.group_size + 1)
+            return _packed(limits, mix, heads.num_kv, rules.free_ctas)
         if rules.pretransforms:
             return None
         octave = sizes.max_kv_len.bit_length()
         limits.keep_equal(sizes)
         limits.keep("kv_len", 1 << octave >> 1, (1 << octave) - 1)
         if mixes is not None and sizes.num_requests > 1:
-            limits.keep("longest_q", 0, MANY_ROWS // group_size)
-        return cls(size_class, limits)
+            limits.keep("longest_q", 0, MANY_ROWS // heads.group_size)
+        return _packed(limits)
+
+
+def _packed(limits: Limits, mix: Mix | None = None, heads: int = 0, ctas: int = 1) -> bytes:
+    """The record.
+
+    Args:
+        limits: between which the batches lie.
+        mix: what these get as long as it pays; nobody asks if there is none.
+        heads: of keys and values.
+        ctas: that may get work.
+    """
+    prices, ways, sizes = _UNASKED
+    if mix is not None:
+        cost, margins = mix.cost, SHIPPED
+        prices = cost.prefill, cost.decode, cost.decode_in_tall, margins.opening
+        ways = margins.spread, margins.longer, min(cost.saturating, ctas), ctas, heads
+        sizes = mix.sizes
+    fewest, *least = limits.least.values()
+    many, *most = limits.most.values()
+    return _ALIKE.pack(*prices, *ways, *sizes, fewest, many, *least, *most)
 
 
 def _is_counted(size_class: SizeClass, mix: Mix, heads: Heads) -> bool:

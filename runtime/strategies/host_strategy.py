@@ -6,7 +6,7 @@ from warploom.codegen.source import TileChoice
 from warploom.errors import WarploomError
 from warploom.logs import log
 from warploom.runtime.devices.graph import is_capturing
-from warploom.runtime.formats.batch import Arguments, Batch, Measured, RoleSizes, RoleTiles, Sizes
+from warploom.runtime.formats.batch import Arguments, Batch, Measured, RoleSizes, RoleTiles
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.planning.rules import may_be_longest_first
 from warploom.runtime.strategies.again import Again
@@ -27,10 +27,9 @@ class HostStrategy:
         self._may_be = options.may_plan_natively
         self._planners: dict[tuple[bool, bool], HostPlanner | None] = {}
         self._last: HostPlanner | None = None  # measures, too: the next batch mostly is alike
-        self._before: tuple[SizeClass, Sizes] | None = None  # of the last plan that was made here
-        # If all plans since were, and it was like the one before: which batches are planned so.
-        # Worked out when it is asked for, which takes half as long as is saved each time.
-        self._basis: tuple[SizeClass, Sizes] | None = None
+        self._before: Again | None = None  # batches like the last one that was planned here
+        # The same if no other strategy has planned since, and that one was like the one before: for
+        # batches that nothing is like, it would cost half of what it saves others.
         self._again: Again | None = None
 
     def _found(self) -> HostPlanner | None:
@@ -73,21 +72,18 @@ class HostStrategy:
             given: the arguments of `plan`.
             inputs: with the values that they had then.
         """
-        basis, planner, classes = self._basis, self._last, self._classes
-        if basis is None or planner is None or given.q_rows is not None:
+        again, planner, classes = self._again, self._last, self._classes
+        if again is None or planner is None or given.q_rows is not None:
             return None
-        size_class, memory = basis[0], classes.memory
+        size_class, memory = again.size_class, classes.memory
         lengths, target = planner.known(given), memory.workspace.again(size_class.size)
         if lengths is None or target is None or is_capturing(classes.rules.device):
             return None
-        if self._again is None:
-            self._again = Again.of(classes.rules, *basis)
-            if self._again is None:
-                self._basis = None
-                return None
+        if not again.address:
+            return None
         stage = memory.upload.stage(target)
         memory.number += 1  # first: an interrupt may come before all is written
-        batch = planner.again(lengths, self._again, stage.address)
+        batch = planner.again(lengths, again, stage.address)
         if batch is None:
             memory.number -= 1
             return None
@@ -96,7 +92,7 @@ class HostStrategy:
 
     def forget(self) -> None:
         """Let no batch be like the last one, since another plan may take its place."""
-        self._basis = self._again = None
+        self._again = None
 
     def read(self, given: Arguments) -> Measured | None:
         planner = self._last or self._found()
@@ -130,17 +126,9 @@ class HostStrategy:
         stage = memory.upload.stage(memory.workspace.plan_ints)
         planner.plan(inputs, size_class.site, stage.address)
         self._send(batch, size_class)
-        self._basis = self._now(size_class, batch.sizes)
+        now, before = Again(classes.rules, size_class, batch.sizes), self._before
+        self._before, self._again = now, now if now.repeats(before) else None
         return classes.planned(batch, size_class, inputs, _BY)
-
-    def _now(self, size_class: SizeClass, sizes: Sizes) -> tuple[SizeClass, Sizes] | None:
-        """Note a plan; None unless the one before was like it, so that the next may be."""
-        before, self._before = self._before, (size_class, sizes)
-        if before is None or before[0] is not size_class:
-            return None
-        was, sure = before[1], size_class.has_roles or self._classes.rules.fixed is not None
-        is_steady = (was.num_requests, was.segment_rows) == (sizes.num_requests, sizes.segment_rows)
-        return self._before if sure or is_steady else None
 
     def _send(self, batch: Measured, size_class: SizeClass) -> None:
         """Enqueue the upload of a plan that was staged."""
