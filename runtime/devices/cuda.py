@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -169,6 +170,21 @@ class CudaKernel:
         return f"{code.name} ({text.decode() if isinstance(text, bytes) else text})"
 
 
+@contextmanager
+def beside_captures() -> Iterator[None]:
+    """Let this thread ask events and allocate while another one captures a graph.
+
+    In the mode that threads begin with, that would break the capture.
+    """
+    driver = load_driver()
+    exchange, mode = driver.cuThreadExchangeStreamCaptureMode, driver.CUstreamCaptureMode
+    _, before = exchange(mode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    try:
+        yield
+    finally:
+        exchange(before)
+
+
 @cache
 def copy_to_device() -> Callable[[int, int, int, int], int]:
     """The driver's copy: device address, host address, bytes, stream. Returns 0, or what is wrong.
@@ -182,6 +198,12 @@ def copy_to_device() -> Callable[[int, int, int, int], int]:
 def copy_on_device() -> Callable[[int, int, int, int], int]:
     """The same from another address of the device."""
     return _MemcpyAsync(_entry("cuMemcpyDtoDAsync"))
+
+
+@cache
+def driver_entries(*names: str) -> tuple[int, ...]:
+    """Addresses of functions of the driver, for compiled code that calls them."""
+    return tuple(map(_entry, names))
 
 
 def _entry(name: str) -> int:

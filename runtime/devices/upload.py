@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from ctypes import addressof
 from functools import cached_property
 from weakref import finalize
 
 import torch
 
-from warploom.runtime.devices.cuda import copy_on_device, copy_to_device
+from warploom.runtime.devices.cuda import beside_captures, copy_on_device, copy_to_device
+from warploom.runtime.devices.delivery import STAGES, Delivery
+from warploom.runtime.devices.graph import pool_captures
 from warploom.runtime.tensors import shortcuts
-
-_RING = 4  # plans that may be on their way to the device at the same time
 
 
 class Stage:
@@ -41,6 +42,7 @@ class PinnedStage(Stage):
     def __init__(self) -> None:
         super().__init__(torch.empty(0, dtype=torch.int32))
         self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.event.record()  # makes it, which torch puts off until then
 
 
 # By device. A copy may still read a stage when its upload is gone, and torch does not know of it,
@@ -52,28 +54,34 @@ def _take_stage(device: int) -> PinnedStage:
     try:
         return _spare[device].pop()
     except IndexError:
-        return PinnedStage()
+        with torch.cuda.device(device):
+            return PinnedStage()
 
 
 class Upload:
     """Copies plans from the host into a fixed device buffer, on the caller's stream.
 
     A plan is packed in pinned memory, which must not change before its copy is done. A ring of
-    stages lets `plan` run ahead of the device.
+    stages lets `plan` run ahead of the device; where it does not, the stage of the plan before is
+    taken again, which the caches of the host still hold.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"
         self._index = device.index
-        self._turn = 0
         self._stream: torch.cuda.Stream | None = None
         self._handle = -1  # of that stream
         self._target = Stage(torch.empty(0, dtype=torch.int32))  # of the last plan
+        self._told = Delivery()
+        self._told_at = addressof(self._told)
 
     @cached_property
     def _ring(self) -> list[PinnedStage]:
-        ring = [_take_stage(self._index) for _ in range(_RING)]
+        ring = [_take_stage(self._index) for _ in range(STAGES)]
         finalize(self, _spare[self._index].extend, ring)
+        self._told.call_driver()
+        for told, stage in zip(self._told.stages, ring, strict=True):
+            told.event = stage.event.cuda_event
         return ring
 
     def stage(self, target: torch.Tensor) -> Stage:
@@ -83,14 +91,63 @@ class Upload:
             target: int32 device tensor.
         """
         if target is not self._target.buffer:
-            self._target = Stage(target)
+            self._aim(Stage(target))
         if not self._is_cuda:
             return self._target
-        stage = self._ring[self._turn]
-        stage.event.synchronize()  # at once, if it was never recorded
+        with beside_captures():
+            return self._free_stage()
+
+    def _free_stage(self) -> PinnedStage:
+        stage = self._ring[self._told.last]
+        if not stage.event.query():  # type: ignore[no-untyped-call]
+            stage = self._pass()
+            stage.event.synchronize()
         if stage.length < self._target.length:
             stage.hold(torch.empty(self._target.length, dtype=torch.int32, pin_memory=True))
+            self._told.stages[self._told.last].memory = stage.address
         return stage
+
+    def _aim(self, target: Stage) -> None:
+        """Send to another place from now on."""
+        self._target, told = target, self._told
+        told.target = target.address
+        if not self._is_cuda:
+            told.stages[0].memory = target.address
+            return
+        for each, stage in zip(told.stages, self._ring, strict=True):
+            each.memory = stage.address if stage.length >= target.length else 0
+
+    def _pass(self) -> PinnedStage:
+        """Go on to the next stage."""
+        self._told.last = following = (self._told.last + 1) % STAGES
+        return self._ring[following]
+
+    def delivery(self, target: torch.Tensor, pages: torch.Tensor | None) -> int | None:
+        """By what compiled code takes a stage, as `stage` does, and sends what it writes there.
+
+        What it cannot send is for `append` and `send`.
+
+        Args:
+            target: int32 device tensor, of the last `stage`.
+            pages: page numbers that stay on the device, int32; None: plans hold them.
+
+        Returns:
+            Address of a `Delivery`. None where `stage` and `send` must see to it, and where a graph
+            of the CPU is being captured; compiled code asks whether one of the device is.
+        """
+        if target is not self._target.buffer:
+            return None
+        if not self._is_cuda:
+            return self._told_at if pages is None and not pool_captures.on_host else None
+        index, told = self._index, self._told
+        if shortcuts.current_device() != index:
+            return None
+        told.stream, told.pages = shortcuts.raw_stream(index), 0
+        if pages is not None:
+            if pages.get_device() != index:
+                return None
+            told.pages = pages.data_ptr()
+        return self._told_at
 
     def send(self, used: int) -> None:
         """Copy so many entries of what was staged last to its target."""
@@ -99,14 +156,16 @@ class Upload:
         handle = shortcuts.raw_stream(self._index)
         if handle != self._handle:
             self._stream, self._handle = torch.cuda.current_stream(self._index), handle
-        target, stage = self._target, self._ring[self._turn]
-        self._turn = (self._turn + 1) % _RING  # first: an interrupt may come behind the copy
+        target, last = self._target, self._told.last
+        stage = self._ring[last]
+        self._pass()  # an interrupt may come behind the copy, and this stage must not be next
         is_current = shortcuts.current_device() == self._index
         copy = copy_to_device()
         if not is_current or copy(target.address, stage.address, 4 * used, handle) != 0:
             # of another device, or a thread that has not touched CUDA yet: torch sees to both
             target.buffer[:used].copy_(stage.buffer[:used], non_blocking=True)
         stage.event.record(self._stream)
+        self._told.last = last
 
     def append(self, source: torch.Tensor, begin: int, count: int) -> None:
         """Copy the first entries of a tensor to the target of what was staged last.

@@ -28,7 +28,7 @@ from warploom.scheduler.model.layout import c_structs
 
 _ANY = Bounds(MAX_LENGTH, MAX_LENGTH, MAX_LENGTH, INT32_MAX)
 _MEASURE = struct.Struct("=7i")  # warploom::Measure
-_ANOTHER = -1  # what `warploom_plan_again` returns for a batch that is not alike
+_ANOTHER, _UNSENT = -1, -2  # warploom::Left
 _CHANGED = "a batch changed while it was planned"
 _ROLE_TILES = struct.Struct("=2q")  # warploom::RoleTiles
 
@@ -71,7 +71,7 @@ class HostPlanner:
         self._count_roles = library[ROLE_TILES]
         self._plan_again = library[AGAIN]
         entries = self._plan, self._measure, self._count_roles, self._plan_again
-        for entry, arguments in zip(entries, (2, 2, 3, 4), strict=True):
+        for entry, arguments in zip(entries, (2, 2, 3, 5), strict=True):
             entry.argtypes = (ctypes.c_void_p,) * arguments
         self._format = stored = format_of(kv_format)
         self._is_paged = bool(stored.takes)
@@ -118,28 +118,33 @@ class HostPlanner:
         arrays = self._arrays(given)
         return None if arrays is None else self.reader.known(*arrays)
 
-    def again(self, lengths: IndexArrays, like: Again, address: int) -> Measured | None:
-        """Measure a batch and plan it as the last one; None if it is another, or wrong.
+    def again(
+        self, lengths: IndexArrays, like: Again, delivery: int
+    ) -> tuple[Measured, bool] | None:
+        """Measure a batch, plan it as the last, and send that; None if it is another, or wrong.
 
         Args:
             lengths: that are known.
             like: which batches are planned so; inputs are as they were.
-            address: where the plan begins.
+            delivery: of `Upload.delivery`.
+
+        Returns:
+            The batch, and whether its plan was sent.
 
         Raises:
             RuntimeError: the batch has changed since it was measured.
         """
         if not self._point_to(lengths):
             return None
-        site, params, scratch = like.size_class.site, self.params.address, self._scratch_at
-        assert site is self._written  # to the parameters
-        self.params.write_outputs(*site.outputs(address))
-        status = self._plan_again(params, like.address, self._found_at, scratch)
+        assert like.size_class.site is self._written  # to the parameters
+        status = self._plan_again(
+            self.params.address, like.address, self._found_at, self._scratch_at, delivery
+        )
         if status == _ANOTHER:
             return None
-        if status != 0:
+        if status not in (0, _UNSENT):
             raise RuntimeError(_CHANGED)
-        return self._measured(lengths)
+        return self._measured(lengths), status == 0
 
     def _arrays(self, given: Arguments) -> tuple[Any, ...] | None:
         """The index arrays in the order of planners; None if one is missing or not to be there."""

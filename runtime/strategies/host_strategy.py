@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from logging import INFO, WARNING
+
 from warploom.codegen.source import TileChoice
-from warploom.errors import WarploomError
+from warploom.errors import CompileForbidden, NoHostCompiler, WarploomError
 from warploom.logs import log
-from warploom.runtime.devices.graph import is_capturing
 from warploom.runtime.formats.batch import Arguments, Batch, Measured, RoleSizes, RoleTiles
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.planning.rules import may_be_longest_first
@@ -52,7 +53,8 @@ class HostStrategy:
         try:
             return HostPlanner(spec.variant, spec.kv_format, rules.heads, has_roles, longest_first)
         except (WarploomError, OSError) as error:
-            log.info("no native planner, so NumPy plans: %s", error)
+            is_meant = isinstance(error, (NoHostCompiler, CompileForbidden))
+            log.log(INFO if is_meant else WARNING, "no native planner, so NumPy plans: %s", error)
             return None
 
     def prepare(self) -> None:
@@ -77,17 +79,19 @@ class HostStrategy:
             return None
         size_class, memory = again.size_class, classes.memory
         lengths, target = planner.known(given), memory.workspace.again(size_class.size)
-        if lengths is None or target is None or is_capturing(classes.rules.device):
+        if lengths is None or target is None or not again.address:
             return None
-        if not again.address:
+        delivery = memory.upload.delivery(target, lengths.staying)
+        if delivery is None:
             return None
-        stage = memory.upload.stage(target)
         memory.number += 1  # first: an interrupt may come before all is written
-        batch = planner.again(lengths, again, stage.address)
-        if batch is None:
+        found = planner.again(lengths, again, delivery)
+        if found is None:
             memory.number -= 1
             return None
-        self._send(batch, size_class)
+        batch, is_sent = found
+        if not is_sent:
+            self._send(batch, size_class)
         return classes.made(batch, size_class, inputs, _BY)
 
     def forget(self) -> None:
@@ -134,7 +138,7 @@ class HostStrategy:
         """Enqueue the upload of a plan that was staged."""
         upload, lengths = self._classes.memory.upload, batch.lengths
         used, count = size_class.site.room.offsets["indices"], batch.sizes.num_blocks
-        if count and not lengths.addresses[3]:  # page numbers on the device stay there
-            upload.append(lengths.kept[3], used, count)
+        if count and lengths.staying is not None:
+            upload.append(lengths.staying, used, count)
             count = 0
         upload.send(used + count)

@@ -15,6 +15,7 @@ from warploom.runtime.tensors.plain import refuse_freed
 from warploom.runtime.tensors.tensors import byte_span, host_int32
 
 _Tensor, _Array = torch.Tensor, np.ndarray
+_address, _count = _Tensor.data_ptr, _Tensor.numel  # as functions, which `map` calls at once
 _STAYING = "kv_indices"  # page numbers, which planners copy and do not read
 _TORCH_INT32, _INT32 = torch.int32, np.dtype(np.int32)
 
@@ -31,6 +32,11 @@ class IndexArrays(NamedTuple):
     kept: tuple[Any, ...]
     addresses: Sequence[int]
     counts: Sequence[int]
+
+    @property
+    def staying(self) -> Any:
+        """Page numbers that planners do not read, since they lie on a device; None if they do."""
+        return None if self.addresses[-1] else self.kept[-1]
 
 
 class IndexReader:
@@ -67,10 +73,7 @@ class IndexReader:
         if not self._same(*given):
             found = [*map(_of_numpy, given)]
             return None if None in found else IndexArrays(*zip(*found, strict=True))
-        addresses, counts = [], []
-        for array in given:  # one loop, which costs less than two comprehensions
-            addresses.append(array.data_ptr())
-            counts.append(array.numel())
+        addresses, counts = [*map(_address, given)], [*map(_count, given)]
         if self._pages_stay:
             addresses[-1] = 0
         here = addresses[:-1] if self._pages_stay else addresses

@@ -32,7 +32,7 @@ from warploom.codegen.planner_source import (
     scratch_bytes,
 )
 from warploom.codegen.source import TileConfig
-from warploom.errors import IndexOutOfRange, NoHostCompiler, NotPlanned, WarploomError
+from warploom.errors import CompileError, IndexOutOfRange, NoHostCompiler, NotPlanned, WarploomError
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Arguments, Measured
 from warploom.runtime.planning.rules import smaller_roles
@@ -324,16 +324,30 @@ def test_warm_wrappers_plan_long_prefills_without_a_compiler(
         assert attention.planned.plan.problem.stream_k == (rows == 1)
 
 
-def test_without_a_compiler_numpy_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [
+        (NoHostCompiler(tried="c++"), "INFO"),
+        (CompileError(compiler="c++", kernel="planner", path="there", log="wrong"), "WARNING"),
+    ],
+    ids=["no compiler", "it fails"],
+)
+def test_without_a_compiler_numpy_plans(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, level: str
+) -> None:
+    """Which nobody is told who does not ask, unless there is one that should have done."""
     attention = wrapper()
 
     def missing(*_: Any, **__: Any) -> Any:
-        raise NoHostCompiler(tried="c++")
+        raise error
 
     monkeypatch.setattr("warploom.runtime.strategies.host_strategy.HostPlanner", missing)
+    caplog.set_level("INFO", "warploom")
     attention.plan([0, 1], [0, 2], [7, 1], [3])
     assert attention.planned is not None
     assert type(attention.planned.batch).__name__ == "HostBatch"
+    said = [line for line in caplog.records if "no native planner" in line.message]
+    assert [line.levelname for line in said] == [level]
 
 
 WRONG: list[tuple[Any, ...]] = [

@@ -2,7 +2,9 @@
 // memory of the same layout.
 #pragma once
 
+#include <warploom/host_planner/delivery.hpp>
 #include <warploom/host_planner/measure.hpp>
+#include <warploom/team.hpp>
 
 namespace warploom {
 
@@ -44,12 +46,38 @@ inline bool two_roles_pay(const Alike& like, const RoleTiles& of_head) {
   return in_turn - at_once >= like.opening + in_turn / like.spread;
 }
 
-// Measures a batch; false if it is wrong or another one than the like, whichever.
+// Measures the lengths of a batch; false if it is wrong or another one than the like, whichever.
 template <class K>
 bool is_alike(const typename K::Params& p, const Alike& like, Measure& found) {
   if (p.num_requests < like.least_requests || p.num_requests > like.most_requests) return false;
-  if (!measure(p, found) || !lies_between(found, like.least, like.most)) return false;
+  if (!measure_lengths(p, found) || !lies_between(found, like.least, like.most)) return false;
   return like.heads == 0 || two_roles_pay(like, role_tiles<K>(p, like.sizes));
+}
+
+// What is left to do for a batch that is measured and planned in one call.
+enum class Left { kNothing = 0, kAll = -1, kSending = -2 };  // other numbers: `PlanStatus`
+
+// Measures a batch, plans it if it is like another, and sends the plan. `kAll`: no plan was
+// written.
+template <class K, class Planner>
+int plan_again(const typename K::Params& p, const Alike& like, Measure& found, char* scratch,
+               Delivery& delivery) {
+  if (!is_alike<K>(p, like, found)) return int(Left::kAll);
+  int* const memory = delivery.take();
+  if (memory == nullptr) return int(Left::kAll);
+  auto to_write = planning_to(p, memory);
+  const bool is_remote = delivery.is_remote(), has_pages = p.kv_indices != nullptr;
+  // where a plan is read, replays may need the one before: all is looked at first
+  const bool is_good =
+      is_remote ? measure_blocks<true>(to_write, found) : measure_blocks<false>(to_write, found);
+  if (!is_good) return int(Left::kAll);
+  if (is_remote) to_write.kv_indices = nullptr;  // copied
+  Solo team;
+  const PlanStatus status = Planner(to_write, team, scratch).run();
+  if (status != PlanStatus::kGood) return int(status);
+  const int count = found.num_blocks;
+  const bool is_sent = is_remote ? delivery.send(to_write, count, has_pages) : has_pages || !count;
+  return int(is_sent ? Left::kNothing : Left::kSending);
 }
 
 }  // namespace warploom

@@ -57,21 +57,29 @@ bool measure_lengths(const Params& p, Measure& found) {
                                            : measure_lengths<false>(p, found);
 }
 
-// Reads all lengths and page numbers once; `found` counts only if nothing is wrong.
-template <class Params>
-bool measure(const Params& p, Measure& found) {
-  if (!measure_lengths(p, found)) return false;
+// Reads page numbers once, if they lie here, and copies them to the plan on the way if asked to.
+// False if one is negative.
+template <bool kCopies, class Params>
+bool measure_blocks(const Params& p, Measure& found) {
   if (p.storage != int(Storage::kPaged) || p.kv_indices == nullptr) return true;
   unsigned last = 0;  // unsigned, negative numbers are the largest
   const int* const blocks = p.kv_indices;
+  int* const __restrict copy = p.indices;
   const int count = found.num_blocks;
   for (int i = 0; i < count; ++i) {
     const unsigned block = blocks[i];
     last = last < block ? block : last;
+    if constexpr (kCopies) copy[i] = int(block);
   }
   if (last >= 0x7fffffff) return false;
   found.kv_extent = count > 0 ? int(last) + 1 : 0;
   return true;
+}
+
+// Reads all lengths and page numbers; `found` counts only if nothing is wrong.
+template <class Params>
+bool measure(const Params& p, Measure& found) {
+  return measure_lengths(p, found) && measure_blocks<false>(p, found);
 }
 
 // What runtime/formats/batch.py calls so, in its order: the tiles that a batch of prefills and
