@@ -98,7 +98,7 @@ OTHERS: dict[str, tuple[Variant, KVFormat, str, str | None, TileConfig, tuple[st
 }
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.nvrtc
 @pytest.mark.usefixtures("toolchain")
 @pytest.mark.parametrize("which", range(2))

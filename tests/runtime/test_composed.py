@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.composed_variants import EveryHook, NormOfRequest
+from support.sampling import few
 
 import warploom as wl
 from warploom import errors
@@ -70,7 +71,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("eager")
 def test_random_trees_agree_with_the_oracle() -> None:
-    run_property(warm_up(POOL), None, max_examples=80)
+    run_property(warm_up(POOL), None, max_examples=few(40, of=80))
 
 
 @pytest.mark.parametrize("subject", POOL, ids=lambda subject: f"{subject[0].name}-{subject[1]}")

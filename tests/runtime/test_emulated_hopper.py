@@ -98,6 +98,7 @@ class Gap(wl.Variant):
         return (at.kv_pos < self.begin[at.batch]) | (at.kv_pos >= self.end[at.batch])
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kv_format", [wl.Ragged(), wl.Paged(16)], ids=["ragged", "paged"])
 def test_each_lane_finds_the_class_of_another_tile(emulator: Emulator, kv_format: KVFormat) -> None:
     """More than 32 tiles, some of them hidden, of which the items of a split have some."""

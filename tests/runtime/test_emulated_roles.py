@@ -116,7 +116,7 @@ def test_whole_prefills_are_claimed_one_after_another(
         check(emulator, job, lengths, order + 7 * job)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("job", [i for i, job in enumerate(JOBS) if job[1].composed])
 def test_prefixes_are_read_by_tiles_of_either_role(
     emulator: Emulator, job: int, monkeypatch: pytest.MonkeyPatch
@@ -144,6 +144,7 @@ def test_prefixes_are_read_by_tiles_of_either_role(
 GROUPED = [([60, 1, 2, 1, 0], [130, 500, 64, 257, 33]), *MIXES[1:3], ([9, 1, 1], [200, 1, 0])]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("tile", [TALL, TURNED, SHORT], ids=["hopper", "turned", "portable"])
 def test_query_heads_are_alone_or_many_to_a_key_head(emulator: Emulator, tile: TileConfig) -> None:
     setup = Setup(wl.Paged(16), "bfloat16", 64, 64, tile=tile)

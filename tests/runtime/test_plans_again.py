@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.on_gpu import Lengths, OnGpu, arguments, same_plans
+from support.sampling import few
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import warploom as wl
@@ -63,7 +64,7 @@ def spoiled(draw: Any, batch: Arguments) -> Arguments:
 @pytest.mark.parametrize("heads", [(8, 2), (8, 8)], ids=str)
 @pytest.mark.parametrize("kv_format", [wl.Ragged(), wl.Paged(16)], ids=["ragged", "paged"])
 @pytest.mark.parametrize("bounds", [None, BOUNDS], ids=["any size", "bounds"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=few(20, of=60), deadline=None)
 @given(data=st.data())
 def test_a_gpu_gets_the_plans_of_the_long_way(
     heads: tuple[int, int], kv_format: KVFormat, bounds: wl.Bounds | None, data: st.DataObject
@@ -123,7 +124,7 @@ def wrapper(kv_format: KVFormat, **options: Any) -> wl.AttentionWrapper:
 @pytest.mark.parametrize("tile", [None, TWO, ONE], ids=["any", "two", "one"])
 @pytest.mark.parametrize("kv_format", [wl.Ragged(), wl.Paged(16)], ids=["ragged", "paged"])
 @pytest.mark.parametrize("bounds", [None, BOUNDS], ids=["any size", "bounds"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=few(8, of=25), deadline=None)
 @given(data=st.data())
 def test_a_cpu_gets_the_plans_of_the_long_way(
     tile: TileConfig | None, kv_format: KVFormat, bounds: wl.Bounds | None, data: st.DataObject

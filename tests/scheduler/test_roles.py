@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support import plan_text_roles
 from support.mixed_plans import PRICES, Mixed, busy, mixed
 from support.problems import of_problem, plan_of
+from support.sampling import few
 
 from warploom.errors import ArgumentError, PlanInvalid
 from warploom.scheduler.model.bounds import Bounds
@@ -108,7 +109,7 @@ def test_every_batch_within_the_bounds_fits(kit: Any, data: st.DataObject) -> No
     verify(again, case.visibility)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=few(60, of=150), deadline=None)
 @given(data=st.data())
 def test_the_text_says_the_same(kit: Any, data: st.DataObject) -> None:
     problem = data.draw(mixed(kit)).problem()
