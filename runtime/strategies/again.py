@@ -19,7 +19,7 @@ from warploom.runtime.formats.batch import Sizes
 from warploom.runtime.planning.mixes import Mix, may_be_mixed
 from warploom.runtime.planning.rules import SHARING_TILES, Rules
 from warploom.runtime.planning.visibility import Heads
-from warploom.runtime.strategies.size_classes import SizeClass
+from warploom.runtime.strategies.size_classes import SizeClass, Values
 from warploom.scheduler.model.bounds import INT32_MAX
 
 _ALIKE = struct.Struct("=4q25i4x")  # warploom::Alike
@@ -71,17 +71,18 @@ class Again:
 
     Attributes:
         size_class: of that batch.
+        values: with which it was planned.
     """
 
-    def __init__(self, rules: Rules, size_class: SizeClass, sizes: Sizes) -> None:
+    def __init__(self, rules: Rules, size_class: SizeClass, sizes: Sizes, values: Values) -> None:
         """Note a plan; what compiled code is told is worked out when it is first asked for.
 
         Args:
             rules: of the plan.
-            size_class: the attribute.
+            size_class, values: the attributes.
             sizes: of the batch.
         """
-        self.size_class = size_class
+        self.size_class, self.values = size_class, values
         self._rules, self._sizes = rules, sizes
 
     def repeats(self, before: Again | None) -> bool:

@@ -12,7 +12,7 @@ from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.planning.rules import may_be_longest_first
 from warploom.runtime.strategies.again import Again
 from warploom.runtime.strategies.host_planner import HostPlanner
-from warploom.runtime.strategies.size_classes import SizeClass, SizeClasses
+from warploom.runtime.strategies.size_classes import SizeClass, SizeClasses, values_of
 from warploom.runtime.strategies.strategy import Planned
 
 _BY = "the host, natively"
@@ -67,12 +67,11 @@ class HostStrategy:
         if any(may_be_longest_first(tile, rules.options, group) for tile in tiles):
             self._of(has_roles=False, longest_first=True)
 
-    def again(self, given: Arguments, inputs: Inputs) -> Planned | None:
+    def again(self, given: Arguments) -> Planned | None:
         """Plan a batch like the last one, if this strategy has planned that; else None.
 
         Args:
-            given: the arguments of `plan`.
-            inputs: with the values that they had then.
+            given: the arguments of `plan`; inputs have the values that they had then.
         """
         again, planner, classes = self._again, self._last, self._classes
         if again is None or planner is None or given.q_rows is not None:
@@ -92,7 +91,7 @@ class HostStrategy:
         batch, is_sent = found
         if not is_sent:
             self._send(batch, size_class)
-        return classes.made(batch, size_class, inputs, _BY)
+        return classes.made(batch, size_class, again.values, _BY)
 
     def forget(self) -> None:
         """Let no batch be like the last one, since another plan may take its place."""
@@ -130,7 +129,8 @@ class HostStrategy:
         stage = memory.upload.stage(memory.workspace.plan_ints)
         planner.plan(inputs, size_class.site, stage.address)
         self._send(batch, size_class)
-        now, before = Again(classes.rules, size_class, batch.sizes), self._before
+        now = Again(classes.rules, size_class, batch.sizes, values_of(inputs))
+        before = self._before
         self._before, self._again = now, now if now.repeats(before) else None
         return classes.planned(batch, size_class, inputs, _BY)
 

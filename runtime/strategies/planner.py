@@ -70,14 +70,13 @@ class Planner:
         self._numpy = NumpyStrategy(rules, kernels, memory)
         self._strategies = DeviceStrategy(classes), HostStrategy(classes), self._numpy
 
-    def again(self, given: Arguments, inputs: Inputs) -> Planned | None:
+    def again(self, given: Arguments) -> Planned | None:
         """Plan a batch like the last one in few calls; None if it is none: `read` and `plan` it.
 
         Args:
-            given: the arguments of `plan`.
-            inputs: with the values that they had for the last one.
+            given: the arguments of `plan`; inputs have the values that they had for the last one.
         """
-        return self._strategies[1].again(given, inputs)
+        return self._strategies[1].again(given)
 
     def read(self, given: Arguments) -> Batch:
         """Check the arguments of `plan` and bring them into the form that suits them best.

@@ -241,6 +241,14 @@ class SizeClass:
         return Bounds(*((number >> 2) + 1 if number >> 2 else 0 for number in numbers))
 
 
+Values = tuple[dict[str, Any], dict[str, Any]]  # scalars, and tensors that the host knows
+
+
+def values_of(inputs: Inputs) -> Values:
+    """What a plan is made with, which later plans and runs do not change."""
+    return dict(inputs.scalars), dict(inputs.known)
+
+
 class SizeClasses:
     """Native plans of one wrapper.
 
@@ -289,16 +297,15 @@ class SizeClasses:
     ) -> Planned:
         """What was planned into the workspace just now, which kernels are to read."""
         self.memory.point_to(size_class.site.room)
-        return self.made(batch, size_class, inputs, by)
+        return self.made(batch, size_class, values_of(inputs), by)
 
     def made(
-        self, batch: Measured | OnDevice, size_class: SizeClass, inputs: Inputs, by: str
+        self, batch: Measured | OnDevice, size_class: SizeClass, values: Values, by: str
     ) -> Planned:
         """The same where kernels read plans of this size class already."""
         captured = None
         if isinstance(batch, OnDevice) and is_capturing(self.rules.device):
             captured = batch.tensors
-        values = dict(inputs.scalars), dict(inputs.known)
         read = partial(self._read, size_class, self.memory.number, captured, *values)
         choice, kernel, size = size_class.choice, size_class.kernel, size_class.size
         return Planned(batch, choice, kernel, size, by, read, is_native=True)

@@ -242,7 +242,7 @@ class Planning(Uncopied, Shown):
 
     def _plan_again(self, given: Arguments) -> bool:
         """Plan a batch like the last one in few calls; False if it is none."""
-        planned = self._planner.again(given, self._inputs)
+        planned = self._planner.again(given)
         if planned is None:
             return False
         if self._planner.verifies:
