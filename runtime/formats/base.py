@@ -124,12 +124,11 @@ class Format(ABC, Generic[Declared]):
                 reason = f"the {self.name} format does not take it; {self.instead(name)}"
                 raise ArgumentError(name=name, reason=reason)
             if value is None and name in self.takes:
-                order = (
-                    f": ({rows_name}, kv_indptr, kv_indices, last_page_len); "
-                    f"a decode's {rows_name} is range(requests + 1)"
-                )
-                hint = f"{order}; {self.instead(name)}" if name == "last_page_len" else ""
-                raise ArgumentError(name=name, reason=f"the {self.name} format needs it{hint}")
+                order = ", ".join((rows_name, "kv_indptr", *self.takes))
+                hint = f"({order}); a decode's {rows_name} is range(requests + 1)"
+                if name == "last_page_len":
+                    hint += f"; {self.instead(name)}"
+                raise ArgumentError(name=name, reason=f"the {self.name} format needs it: {hint}")
 
     def instead(self, name: str) -> str:
         """What to give in place of a plan argument that is not taken, or is missing."""
