@@ -111,6 +111,13 @@ class BadIndptr(ArgumentError):
     )
 
 
+class UnequalRequests(BadIndptr):
+    message = (
+        "{name} has {entries} entries, for {requests} requests; {others}. All must be of as many "
+        "requests: an index pointer has one entry more than there are."
+    )
+
+
 class IndexOutOfRange(ArgumentError):
     message = "{name}[{index}] is {value}; {valid}."
 

@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.limits import MAX_LENGTH
-from warploom.errors import ArgumentError, BadLength
+from warploom.errors import ArgumentError, BadIndptr, BadLength, UnequalRequests
 from warploom.runtime.formats.batch import Arguments, Batch, HostBatch
 from warploom.runtime.formats.lists import Int32s, indptr, refuse_lengths
+from warploom.runtime.tensors.tensors import host_int32
 from warploom.scheduler.model.bounds import Bounds
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Format(ABC, Generic[Declared]):
     Attributes:
         declared: what the user wrote.
         takes: names of the plan arguments that only some formats have.
+        by_request: arguments with a number for each request.
         batched: q and out are [batch, row, head, dim] with equally many rows each; else [row, ...].
         has_blocks: k and v begin with an axis of blocks: requests, or pages.
         block_name: what an entry of that axis is, and several of them.
@@ -99,6 +101,7 @@ class Format(ABC, Generic[Declared]):
     """
 
     takes: ClassVar[tuple[str, ...]] = ()
+    by_request: ClassVar[tuple[str, ...]] = ("kv_indptr", "last_page_len")
     batched: ClassVar[bool] = False
     has_blocks: ClassVar[bool] = False
     block_name: ClassVar[tuple[str, str]] = ("page", "pages")
@@ -136,11 +139,30 @@ class Format(ABC, Generic[Declared]):
             return "kv_indptr tells the keys of each request"
         return "pages need kv_format=warploom.Paged(page_size)"
 
+    def _refuse_unequal(self, rows_name: str, entries: int, given: Arguments) -> None:
+        """Raise UnequalRequests where arrays are of unlike numbers of requests.
+
+        Any of them may be the wrong one, so all are named.
+        """
+        names = [name for name in ("kv_indptr", *self.takes) if name in self.by_request]
+        found = {name: len(host_int32(getattr(given, name), name)) for name in names}
+        counts = {name: n - (name == "kv_indptr") for name, n in found.items()}
+        if all(count == entries - 1 for count in counts.values()):
+            return
+        others = (f"{name} has {found[name]}, for {counts[name]}" for name in names)
+        raise UnequalRequests(
+            name=rows_name, entries=entries, requests=entries - 1, others=", ".join(others)
+        )
+
     def make_batch(self, given: Arguments, rows_name: str = "qo_indptr") -> HostBatch:
         """Check the plan arguments and lower them; see `formats.make_batch`."""
         self.check_taken(given, rows_name)
         qo = indptr(given.qo_indptr, rows_name)
-        batch = self.lower(qo, given)
+        try:
+            batch = self.lower(qo, given)
+        except BadIndptr:
+            self._refuse_unequal(rows_name, len(qo), given)
+            raise
         for name, lengths in (("q_len", batch.q_lens), ("kv_len", batch.kv_lens)):
             refuse_lengths(lengths > MAX_LENGTH, lengths, name, f"at most {MAX_LENGTH}")
         rows, expected = int(qo[-1]), f"at most {MAX_LENGTH} query rows in all"

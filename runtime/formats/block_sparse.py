@@ -27,6 +27,7 @@ class BlockSparse(Format[Declared]):
     """See `warploom.BlockSparse`."""
 
     takes = ("kv_indices", "kv_lens")
+    by_request = ("kv_lens",)
 
     def instead(self, name: str) -> str:
         return "give kv_lens"

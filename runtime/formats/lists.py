@@ -27,7 +27,6 @@ def indptr(value: Any, name: str, entries: int | None = None, counted: str = "re
         reason = "is empty"
     elif entries is not None and len(array) != entries:
         reason = f"has {len(array)} entries"
-        expected += f" ({entries - 1} by the index pointer before it, unless that one is wrong)"
     elif array[0] != 0:
         reason = f"starts with {array[0]}"
     elif (falls := np.flatnonzero(array[1:] < array[:-1])).size:

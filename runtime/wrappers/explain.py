@@ -55,6 +55,9 @@ class Explained(Protocol):
     @property
     def backend(self) -> Backend: ...
 
+    @property
+    def scalars(self) -> Mapping[str, int | float]: ...
+
     def why_roles(self) -> str | None: ...
 
     @property
@@ -104,6 +107,7 @@ def explain(wrapper: Explained) -> Explanation:
         "heads": f"{heads.num_q} query, {heads.num_kv} key/value; {heads.group_size} fused "
         "with a query row",
         "hooks": ", ".join(spec.variant.hooks) or "none: plain attention",
+        **_scalars(wrapper.scalars),
     }
     if wrapper.backend == "reference":
         facts["plan"] = "none needed: request by request"
@@ -127,6 +131,12 @@ def _types(spec: AttentionSpec) -> str:
     if spec.kv_dtype is None:
         return spec.dtype.name
     return f"{spec.dtype.name} with {spec.kv_dtype.name} keys and values"
+
+
+def _scalars(values: Mapping[str, int | float]) -> dict[str, object]:
+    """Those that plans and runs have kept, whichever call gave them."""
+    told = ", ".join(f"{name} = {value:.6g}" for name, value in values.items())
+    return {"scalars": told} if told else {}
 
 
 def _where(wrapper: Explained) -> str:
@@ -237,6 +247,22 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
         **_shared(plan, variant),
         "balance": _balance(plan, part),
         "mask": _classes(planned),
+        **_early_rows(planned, variant),
+    }
+
+
+def _early_rows(planned: Planned, variant: TracedVariant) -> dict[str, object]:
+    """Requests with more rows than keys, which is what lengths of the step before look like."""
+    q_lens, kv_lens = planned.arrays.q_lens, planned.arrays.kv_lens
+    early = np.flatnonzero((kv_lens > 0) & (kv_lens < q_lens))
+    if "logits_mask" not in variant.hooks or not len(early):
+        return {}
+    first, others = int(early[0]), len(early) - 1
+    more = f" (and {_counted(others, 'other')})" if others else ""
+    return {
+        "rows before keys": f"request {first}{more} has {q_lens[first]} rows and {kv_lens[first]} "
+        "keys: rows stand at the end of the keys, so a causal mask shows the first none. Are the "
+        "tokens of this step counted?"
     }
 
 
@@ -321,8 +347,11 @@ def _classes(planned: Planned) -> str:
 
 def _memory(planned: Planned) -> dict[str, object]:
     size = planned.size
-    return {
-        "workspace": f"{size.total:,} B: plan {size.plan_bytes:,}, partial output "
-        f"{size.partial_o_bytes:,}, states {size.partial_state_bytes:,}, "
-        f"counters {size.arrivals_bytes + size.votes_bytes:,}"
-    }
+    parts = {
+        "plan": size.plan_bytes, "partial output": size.partial_o_bytes,
+        "states": size.partial_state_bytes, "counters": size.arrivals_bytes + size.votes_bytes,
+        "times": size.stamps_bytes,
+    }  # fmt: skip
+    parts["padding"] = size.total - sum(parts.values())
+    told = ", ".join(f"{name} {size:,}" for name, size in parts.items() if size)
+    return {"workspace": f"{size.total:,} B: {told}"}

@@ -215,6 +215,11 @@ class Planning(Uncopied, Shown):
         return self.planned.choice
 
     @property
+    def scalars(self) -> dict[str, Any]:
+        """Values of the variant's scalars that are kept, by plans or by the variant."""
+        return dict(self._inputs.scalars)
+
+    @property
     def program(self) -> Program | None:
         """What runs of the last plan launch, and why; None before, and for the reference."""
         if self._launcher is None or self._launcher.program is None or self.planned is None:

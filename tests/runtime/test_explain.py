@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from warploom import Causal, SlidingWindow, SoftCap
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 
@@ -18,6 +20,37 @@ def test_one_thing_is_not_named_as_many() -> None:
     assert facts["mask"] == "none: 1 tile, all full"
     wrapper.plan([0, 1, 3], [0, 1, 4])
     assert str(wrapper.explain().facts["batch"]).startswith("2 requests, 3 query rows, 4 keys")
+
+
+def test_scalars_that_are_kept_are_told() -> None:
+    wrapper = AttentionWrapper(
+        SoftCap(30.0) & SlidingWindow(9), num_q_heads=1, head_dim=64, dtype="float32", device="cpu"
+    )
+    wrapper.plan([0, 1], [0, 3], cap=20.0)
+    wrapper.plan([0, 1], [0, 4])
+    assert wrapper.explain().facts["scalars"] == "right = -1, cap = 20, left = 9"
+
+
+def test_rows_before_all_keys_are_told() -> None:
+    """As lengths of the step before have them; a request without keys is none of a server's."""
+    wrapper = AttentionWrapper(
+        Causal(), num_q_heads=1, head_dim=64, dtype="float32", device="cpu"
+    )  # fmt: skip
+    wrapper.plan([0, 1, 9, 9, 11], [0, 3, 11, 15, 15])
+    assert "rows before keys" not in wrapper.explain().facts
+    wrapper.plan([0, 1, 9, 13], [0, 3, 7, 9])
+    told = str(wrapper.explain().facts["rows before keys"])
+    assert told.startswith("request 1 (and 1 other) has 8 rows and 4 keys: ")
+    plain = AttentionWrapper(num_q_heads=1, head_dim=64, dtype="float32", device="cpu")
+    plain.plan([0, 8], [0, 4])
+    assert "rows before keys" not in plain.explain().facts
+
+
+def test_a_workspace_is_the_sum_of_its_parts() -> None:
+    wrapper = AttentionWrapper(num_q_heads=1, head_dim=64, dtype="float32", device="cpu")
+    wrapper.plan([0, 1, 3], [0, 1, 400])
+    total, *parts = re.findall(r"[\d,]+(?= B|,|$)", str(wrapper.explain().facts["workspace"]))
+    assert int(total.replace(",", "")) == sum(int(part.replace(",", "")) for part in parts)
 
 
 def test_what_spoke_for_a_tile_lies_beside_it() -> None:
