@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 PLACE = "//@"  # begins a comment that names a line of the user's file
@@ -11,7 +11,7 @@ PLACE = "//@"  # begins a comment that names a line of the user's file
 _PLACE_COMMENT = re.compile(rf"[ \t]*{PLACE}[^\n]*")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TileConfig:
     """Sizes a kernel is compiled for.
 
@@ -36,6 +36,12 @@ class TileConfig:
     template: Literal["portable", "hopper"] = "portable"
     query_stages: int = 1
     decode: TileConfig | None = None
+
+    def __repr__(self) -> str:
+        """As it would be written: without what nobody has to give."""
+        named = ((one, getattr(self, one.name)) for one in fields(self))
+        told = [f"{one.name}={value!r}" for one, value in named if value != one.default]
+        return f"{type(self).__name__}({', '.join(told)})"
 
     @property
     def label(self) -> str:

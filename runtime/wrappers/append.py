@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from warploom.calls import explained
 from warploom.codegen.abi import Packer
 from warploom.codegen.append import COUNTS, POINTERS, STRIDES
 from warploom.codegen.compilers.hostcc import host_target
@@ -135,6 +136,7 @@ class Appender(Uncopied):
 
     @uncompiled(_OUTSIDE)
     @unrecorded("append")
+    @explained
     @unseen
     def __call__(
         self,

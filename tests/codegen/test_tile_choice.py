@@ -190,3 +190,12 @@ def test_the_hopper_template_takes_keys_of_8_bits_of_128_lanes_alone() -> None:
         refused = r"hopper 128x64.*of 112 and 128 lanes alone.*portable"
         with pytest.raises(UnsupportedSpec, match=refused):
             render_cuda(of, tile, c_structs())
+
+
+def test_a_tile_is_shown_as_it_would_be_written() -> None:
+    tile = TileConfig(128, 64, 8, template="hopper", decode=TileConfig(8, 192, 6))
+    assert repr(tile) == (
+        "TileConfig(rows=128, keys=64, warps=8, template='hopper', "
+        "decode=TileConfig(rows=8, keys=192, warps=6))"
+    )
+    assert eval(repr(tile)) == tile
