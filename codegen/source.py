@@ -90,7 +90,7 @@ class KernelSource:
     """
 
     name: str
-    text: str
+    text: str = field(repr=False)
     language: Literal["cuda", "cpp"]
     entry: str = "warploom_kernel"
     labels: tuple[tuple[str, str], ...] = ()

@@ -176,13 +176,17 @@ def beside_captures() -> Iterator[None]:
 
     In the mode that threads begin with, that would break the capture.
     """
-    driver = load_driver()
+    driver, before = load_driver(), None
     exchange, mode = driver.cuThreadExchangeStreamCaptureMode, driver.CUstreamCaptureMode
-    _, before = exchange(mode.CU_STREAM_CAPTURE_MODE_RELAXED)
     try:
+        status, before = exchange(mode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        if int(status) != 0:
+            before, reason = None, f"the driver does not change how it captures ({status})"
+            raise LaunchError(kernel="plan", reason=reason)
         yield
     finally:
-        exchange(before)
+        if before is not None:
+            exchange(before)
 
 
 @cache

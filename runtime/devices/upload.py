@@ -45,6 +45,7 @@ class PinnedStage(Stage):
         self.event.record()  # makes it, which torch puts off until then
 
 
+_NOWHERE = torch.empty(0, dtype=torch.int32)
 # By device. A copy may still read a stage when its upload is gone, and torch does not know of it,
 # so stages are not freed: the next upload takes them, and waits for their events as for its own.
 _spare: defaultdict[int, list[PinnedStage]] = defaultdict(list)
@@ -71,16 +72,16 @@ class Upload:
         self._index = device.index
         self._stream: torch.cuda.Stream | None = None
         self._handle = -1  # of that stream
-        self._target = Stage(torch.empty(0, dtype=torch.int32))  # of the last plan
-        self._told = Delivery()
-        self._told_at = addressof(self._told)
+        self._target = Stage(_NOWHERE)  # of the last plan
+        self._delivery = Delivery()
+        self._delivery_at = addressof(self._delivery)
 
     @cached_property
     def _ring(self) -> list[PinnedStage]:
         ring = [_take_stage(self._index) for _ in range(STAGES)]
         finalize(self, _spare[self._index].extend, ring)
-        self._told.call_driver()
-        for told, stage in zip(self._told.stages, ring, strict=True):
+        self._delivery.call_driver()
+        for told, stage in zip(self._delivery.stages, ring, strict=True):
             told.event = stage.event.cuda_event
         return ring
 
@@ -98,28 +99,29 @@ class Upload:
             return self._free_stage()
 
     def _free_stage(self) -> PinnedStage:
-        stage = self._ring[self._told.last]
+        stage = self._ring[self._delivery.last]
         if not stage.event.query():  # type: ignore[no-untyped-call]
             stage = self._pass()
             stage.event.synchronize()
         if stage.length < self._target.length:
             stage.hold(torch.empty(self._target.length, dtype=torch.int32, pin_memory=True))
-            self._told.stages[self._told.last].memory = stage.address
+        self._delivery.stages[self._delivery.last].memory = stage.address
         return stage
 
     def _aim(self, target: Stage) -> None:
         """Send to another place from now on."""
-        self._target, told = target, self._told
+        self._target, told = Stage(_NOWHERE), self._delivery  # an interrupt may come meanwhile
         told.target = target.address
-        if not self._is_cuda:
+        if self._is_cuda:
+            for each, stage in zip(told.stages, self._ring, strict=True):
+                each.memory = stage.address if stage.length >= target.length else 0
+        else:
             told.stages[0].memory = target.address
-            return
-        for each, stage in zip(told.stages, self._ring, strict=True):
-            each.memory = stage.address if stage.length >= target.length else 0
+        self._target = target  # last, or compiled code would be told the half of it
 
     def _pass(self) -> PinnedStage:
         """Go on to the next stage."""
-        self._told.last = following = (self._told.last + 1) % STAGES
+        self._delivery.last = following = (self._delivery.last + 1) % STAGES
         return self._ring[following]
 
     def delivery(self, target: torch.Tensor, pages: torch.Tensor | None) -> int | None:
@@ -128,18 +130,20 @@ class Upload:
         What it cannot send is for `append` and `send`.
 
         Args:
-            target: int32 device tensor, of the last `stage`.
+            target: int32 device tensor.
             pages: page numbers that stay on the device, int32; None: plans hold them.
 
         Returns:
-            Address of a `Delivery`. None where `stage` and `send` must see to it, and where a graph
-            of the CPU is being captured; compiled code asks whether one of the device is.
+            Address of a `Delivery`. None where `stage` and `send` must see to it, since the target
+            is another than that of the last `stage`, or another device is the current one; and
+            where a graph of the CPU is being captured. Compiled code asks whether one of the device
+            is.
         """
         if target is not self._target.buffer:
             return None
         if not self._is_cuda:
-            return self._told_at if pages is None and not pool_captures.on_host else None
-        index, told = self._index, self._told
+            return self._delivery_at if pages is None and not pool_captures.on_host else None
+        index, told = self._index, self._delivery
         if shortcuts.current_device() != index:
             return None
         told.stream, told.pages = shortcuts.raw_stream(index), 0
@@ -147,7 +151,7 @@ class Upload:
             if pages.get_device() != index:
                 return None
             told.pages = pages.data_ptr()
-        return self._told_at
+        return self._delivery_at
 
     def send(self, used: int) -> None:
         """Copy so many entries of what was staged last to its target."""
@@ -156,7 +160,7 @@ class Upload:
         handle = shortcuts.raw_stream(self._index)
         if handle != self._handle:
             self._stream, self._handle = torch.cuda.current_stream(self._index), handle
-        target, last = self._target, self._told.last
+        target, last = self._target, self._delivery.last
         stage = self._ring[last]
         self._pass()  # an interrupt may come behind the copy, and this stage must not be next
         is_current = shortcuts.current_device() == self._index
@@ -165,7 +169,7 @@ class Upload:
             # of another device, or a thread that has not touched CUDA yet: torch sees to both
             target.buffer[:used].copy_(stage.buffer[:used], non_blocking=True)
         stage.event.record(self._stream)
-        self._told.last = last
+        self._delivery.last = last
 
     def append(self, source: torch.Tensor, begin: int, count: int) -> None:
         """Copy the first entries of a tensor to the target of what was staged last.

@@ -19,10 +19,10 @@ from warploom.runtime.formats.batch import Sizes
 from warploom.runtime.planning.mixes import Mix, may_be_mixed
 from warploom.runtime.planning.rules import SHARING_TILES, Rules
 from warploom.runtime.planning.visibility import Heads
-from warploom.runtime.strategies.size_classes import SizeClass, Values
+from warploom.runtime.strategies.size_classes import SizeClass
 from warploom.scheduler.model.bounds import INT32_MAX
 
-_ALIKE = struct.Struct("=4q25i4x")  # warploom::Alike
+_ALIKE = struct.Struct("=4q23i4x")  # warploom::Alike
 _UNASKED = (0,) * 4, (1, 1, 1, 1, 0), (0,) * 4  # whether two roles pay
 
 
@@ -30,7 +30,7 @@ class Limits:
     """Between what the numbers of batches lie that are planned alike.
 
     Attributes:
-        least, most: by name: requests, and then the members of `warploom::Measure` in its order.
+        least, most: by name: requests, and then the members of `warploom::Lengths` in its order.
     """
 
     def __init__(self, size_class: SizeClass, is_declared: bool) -> None:
@@ -44,7 +44,7 @@ class Limits:
         self.most = {
             "requests": room.max_requests, "busy": INT32_MAX, "q_rows": INT32_MAX,
             "rows": room.max_q_rows, "longest_q": INT32_MAX, "kv_len": room.max_kv_len,
-            "blocks": room.max_blocks, "kv_extent": INT32_MAX,
+            "blocks": room.max_blocks,
         }  # fmt: skip
         self.least = dict.fromkeys(self.most, 0)
         if not is_declared:
@@ -71,18 +71,17 @@ class Again:
 
     Attributes:
         size_class: of that batch.
-        values: with which it was planned.
     """
 
-    def __init__(self, rules: Rules, size_class: SizeClass, sizes: Sizes, values: Values) -> None:
+    def __init__(self, rules: Rules, size_class: SizeClass, sizes: Sizes) -> None:
         """Note a plan; what compiled code is told is worked out when it is first asked for.
 
         Args:
             rules: of the plan.
-            size_class, values: the attributes.
+            size_class: the attribute.
             sizes: of the batch.
         """
-        self.size_class, self.values = size_class, values
+        self.size_class = size_class
         self._rules, self._sizes = rules, sizes
 
     def repeats(self, before: Again | None) -> bool:

@@ -217,8 +217,10 @@ class HostPlanner:
 
     def _reserve(self, scratch: int) -> None:
         """Have so many bytes to plan in, or more."""
-        self._scratch = np.zeros(scratch + 16, np.uint8)
-        self._scratch_at = -(-self._scratch.ctypes.data // 16) * 16
+        self._scratch = np.empty(0, np.uint8)  # too short, if an interrupt comes meanwhile
+        memory = np.zeros(scratch + 16, np.uint8)
+        self._scratch_at = -(-memory.ctypes.data // 16) * 16
+        self._scratch = memory
 
     def plan(self, inputs: Inputs, site: Site, address: int) -> None:
         """Write the plan of the batch that was taken up last to host memory.
@@ -232,6 +234,7 @@ class HostPlanner:
             RuntimeError: the batch has changed since it was measured.
         """
         if site is not self._written:
+            self._written = None  # an interrupt may come before all is written
             self.params.write_site(*site.numbers)
             if len(self._scratch) < site.scratch + 16:
                 self._reserve(site.scratch)

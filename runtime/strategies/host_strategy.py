@@ -12,7 +12,7 @@ from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.planning.rules import may_be_longest_first
 from warploom.runtime.strategies.again import Again
 from warploom.runtime.strategies.host_planner import HostPlanner
-from warploom.runtime.strategies.size_classes import SizeClass, SizeClasses, values_of
+from warploom.runtime.strategies.size_classes import SizeClass, SizeClasses, Values, values_of
 from warploom.runtime.strategies.strategy import Planned
 
 _BY = "the host, natively"
@@ -31,7 +31,7 @@ class HostStrategy:
         self._before: Again | None = None  # batches like the last one that was planned here
         # The same if no other strategy has planned since, and that one was like the one before: for
         # batches that nothing is like, it would cost half of what it saves others.
-        self._again: Again | None = None
+        self._again: tuple[Again, Values] | None = None  # and with what it was planned
 
     def _found(self) -> HostPlanner | None:
         """A planner, made when first needed; None where there is no compiler."""
@@ -73,9 +73,10 @@ class HostStrategy:
         Args:
             given: the arguments of `plan`; inputs have the values that they had then.
         """
-        again, planner, classes = self._again, self._last, self._classes
-        if again is None or planner is None or given.q_rows is not None:
+        planner, classes = self._last, self._classes
+        if self._again is None or planner is None or given.q_rows is not None:
             return None
+        again, values = self._again
         size_class, memory = again.size_class, classes.memory
         lengths, target = planner.known(given), memory.workspace.again(size_class.size)
         if lengths is None or target is None or not again.address:
@@ -91,7 +92,7 @@ class HostStrategy:
         batch, is_sent = found
         if not is_sent:
             self._send(batch, size_class)
-        return classes.made(batch, size_class, again.values, _BY)
+        return classes.made(batch, size_class, values, _BY)
 
     def forget(self) -> None:
         """Let no batch be like the last one, since another plan may take its place."""
@@ -129,9 +130,10 @@ class HostStrategy:
         stage = memory.upload.stage(memory.workspace.plan_ints)
         planner.plan(inputs, size_class.site, stage.address)
         self._send(batch, size_class)
-        now = Again(classes.rules, size_class, batch.sizes, values_of(inputs))
-        before = self._before
-        self._before, self._again = now, now if now.repeats(before) else None
+        now, before = Again(classes.rules, size_class, batch.sizes), self._before
+        self._before, self._again = now, None
+        if now.repeats(before):
+            self._again = now, values_of(inputs)
         return classes.planned(batch, size_class, inputs, _BY)
 
     def _send(self, batch: Measured, size_class: SizeClass) -> None:

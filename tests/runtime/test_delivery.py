@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import re
+import sys
 from collections import defaultdict
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,15 +17,19 @@ import torch
 from support.on_gpu import GPU, OnGpu, arguments, same_plans
 
 import warploom as wl
+import warploom.templates
+from warploom.codegen.planner_source import OUTPUTS, SITE
 from warploom.runtime.devices import delivery, upload
 from warploom.runtime.devices.delivery import STAGES
 from warploom.runtime.devices.upload import Upload
 from warploom.runtime.formats.batch import Arguments
 from warploom.runtime.strategies.host_planner import HostPlanner
+from warploom.runtime.strategies.planner_params import PlannerParams
 from warploom.runtime.strategies.strategy import Planned
 from warploom.runtime.tensors.index_arrays import IndexArrays
 
 INVALID_CONTEXT = 201
+TEMPLATES = Path(warploom.templates.__file__).parent
 PAGED = wl.Paged(16)
 STREAM = 77
 
@@ -123,9 +132,9 @@ class Sending(OnGpu):
     def lengthen(self) -> None:
         """Make all stages as long as the first, as plans do that a device does not keep up with."""
         for turn in range(STAGES):
-            self.upload._told.last = turn
+            self.upload._delivery.last = turn
             self.upload.stage(self.planner._memory.workspace.plan_ints)
-        self.upload._told.last = 0
+        self.upload._delivery.last = 0
 
     def sent(self) -> list[int]:
         return self.planner._memory.workspace.plan_ints.tolist()
@@ -164,6 +173,43 @@ def the_long_way(monkeypatch: pytest.MonkeyPatch, given: Arguments, stay: bool) 
 
 
 PAGES = pytest.mark.parametrize("stay", [False, True], ids=["pages on the host", "on the device"])
+
+
+@contextmanager
+def interrupted_at(step: int, *classes: type) -> Iterator[list[bool]]:
+    """Raise KeyboardInterrupt within, before the step-th opcode of the classes' methods.
+
+    What is yielded has a member once it came.
+    """
+    came: list[bool] = []
+    left = [step]
+    codes = {
+        each.__code__
+        for one in classes
+        for each in (getattr(f, "func", f) for f in vars(one).values())
+        if hasattr(each, "__code__")
+    }
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code not in codes:
+            return trace if event == "call" else None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left[0] -= 1
+            if left[0] < 0 and not came:
+                came.append(True)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield came
+    except KeyboardInterrupt:
+        if not came:
+            raise
+    finally:
+        sys.settrace(before)
 
 
 @PAGES
@@ -224,7 +270,7 @@ def test_torch_sends_what_the_driver_refuses(
     made.lengthen()
     made.driver.fails = {failing, "cuEventQuery"}
     planned = made.planner.again(batch(9))
-    assert planned is not None and made.upload._told.last == 1
+    assert planned is not None and made.upload._delivery.last == 1
     same_plans(planned, the_long_way(monkeypatch, batch(9), stay))
 
 
@@ -250,6 +296,64 @@ def test_stages_that_are_too_short_are_made_longer_by_the_long_way(made: Sending
     ring[1].event.query = lambda: False  # type: ignore[method-assign]
     made.steady()
     assert [stage.length for stage in ring] == [length, 0, length, 0]
-    assert [stage.memory for stage in made.upload._told.stages] == [
+    assert [stage.memory for stage in made.upload._delivery.stages] == [
         ring[0].address, None, ring[2].address, None
     ]  # fmt: skip
+
+
+def test_an_interrupt_leaves_no_half_of_what_compiled_code_is_told(made: Sending) -> None:
+    """Wherever it comes while the target changes: the old target is no other memory by then."""
+    sender, longer = made.upload, torch.zeros(10**6, dtype=torch.int32)
+    before = made.planner._memory.workspace.plan_ints
+    for step in range(10**3):
+        sender.stage(before)
+        with interrupted_at(step, Upload) as came:
+            sender.stage(longer)
+        told, aimed = sender._delivery, sender._target
+        if aimed.buffer is before or aimed.buffer is longer:
+            assert told.target == aimed.address
+            for each, stage in zip(told.stages, sender._ring, strict=True):
+                assert each.memory in (None, stage.address)
+                assert each.memory is None or stage.length >= aimed.length
+        for buffer in (before, longer):  # else there is nothing that compiled code may send
+            assert (sender.delivery(buffer, None) is not None) == (aimed.buffer is buffer)
+        if not came:
+            break
+    assert step > 20
+
+
+def test_an_interrupt_leaves_no_planner_with_half_of_a_site(made: Sending) -> None:
+    """The parameters are those of the site that it says it has written, in memory that is there."""
+    planner: Any = made.planner._strategies[1]._last
+    site: Any = planner._written
+    other: Any = SimpleNamespace(
+        numbers=[number + 1 for number in site.numbers], scratch=site.scratch,
+        outputs=site.outputs,
+    )  # fmt: skip
+    planner._plan = lambda *_: 0
+    for step in range(10**3):
+        planner.plan(made.inputs, site, 0)
+        other.scratch += 4096  # more than there is
+        with interrupted_at(step, HostPlanner, PlannerParams) as came:
+            planner.plan(made.inputs, other, 0)
+        written = [planner.params.get(name) for name, _ in SITE]
+        for one in (site, other):
+            assert planner._written is not one or written == list(one.numbers)
+        if len(planner._scratch):  # else the next plan reserves some
+            begin = planner._scratch.ctypes.data
+            assert begin <= planner._scratch_at < begin + 16
+        if not came:
+            break
+    assert step > 5
+
+
+def test_both_languages_have_one_record_and_one_plan() -> None:
+    text = (TEMPLATES / "cpu/warploom/host_planner/delivery.hpp").read_text()
+    (size,) = re.findall(r"sizeof\(Delivery\) == (\d+) \* 8", text)
+    (stages,) = re.findall(r"kStages = (\d+);", text)
+    assert (ctypes.sizeof(delivery.Delivery), STAGES) == (8 * int(size), int(stages))
+    names = [name for name, _ in delivery.Delivery._fields_]
+    found = [re.search(rf"^  [\w:* (]*\b{name}(\)\(|;|\[)", text, re.M) for name in names]
+    places = [match.start() if match else -1 for match in found]
+    assert min(places) > 0 and places == sorted(places)
+    assert tuple(re.findall(r"&Params::(\w+)", text)) == OUTPUTS

@@ -18,19 +18,18 @@ struct Alike {
   int heads;          // of keys and values; 0: nobody asks whether two roles pay
   RoleSizes sizes;
   int least_requests, most_requests;
-  Measure least, most;
+  Lengths least, most;
 };
-static_assert(sizeof(Alike) == 4 * sizeof(wide) + 26 * sizeof(int), "25 numbers, and 4 bytes");
+static_assert(sizeof(Alike) == 4 * sizeof(wide) + 24 * sizeof(int), "23 numbers, and 4 bytes");
 
-inline bool lies_between(const Measure& found, const Measure& least, const Measure& most) {
+inline bool lies_between(const Lengths& found, const Lengths& least, const Lengths& most) {
   const auto holds = [](int low, int number, int high) { return low <= number && number <= high; };
   return holds(least.busy_requests, found.busy_requests, most.busy_requests) &&
          holds(least.q_rows, found.q_rows, most.q_rows) &&
          holds(least.total_q_rows, found.total_q_rows, most.total_q_rows) &&
          holds(least.longest_q, found.longest_q, most.longest_q) &&
          holds(least.max_kv_len, found.max_kv_len, most.max_kv_len) &&
-         holds(least.num_blocks, found.num_blocks, most.num_blocks) &&
-         holds(least.kv_extent, found.kv_extent, most.kv_extent);
+         holds(least.num_blocks, found.num_blocks, most.num_blocks);
 }
 
 // `Forecast.pays` of role_cost.py: whether two roles are faster than one tile, by more than they
@@ -67,7 +66,8 @@ int plan_again(const typename K::Params& p, const Alike& like, Measure& found, c
   if (memory == nullptr) return int(Left::kAll);
   auto to_write = planning_to(p, memory);
   const bool is_remote = delivery.is_remote(), has_pages = p.kv_indices != nullptr;
-  // where a plan is read, replays may need the one before: all is looked at first
+  // A plan that is written where it is read takes the place of the one before, which replays may
+  // still need: so page numbers are looked at before anything is written.
   const bool is_good =
       is_remote ? measure_blocks<true>(to_write, found) : measure_blocks<false>(to_write, found);
   if (!is_good) return int(Left::kAll);
@@ -75,8 +75,7 @@ int plan_again(const typename K::Params& p, const Alike& like, Measure& found, c
   Solo team;
   const PlanStatus status = Planner(to_write, team, scratch).run();
   if (status != PlanStatus::kGood) return int(status);
-  const int count = found.num_blocks;
-  const bool is_sent = is_remote ? delivery.send(to_write, count, has_pages) : has_pages || !count;
+  const bool is_sent = !is_remote || delivery.send(to_write, found.num_blocks, has_pages);
   return int(is_sent ? Left::kNothing : Left::kSending);
 }
 

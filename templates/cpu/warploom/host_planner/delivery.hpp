@@ -19,7 +19,7 @@ struct Delivery {
   int (*exchange_capture_mode)(int* mode);  // of this thread
   int (*is_capturing)(void* stream, int* status);
   int (*is_done)(void* event);
-  int (*await)(void* event);
+  int (*wait)(void* event);
   int (*copy_to_device)(Address to, const void* from, std::size_t bytes, void* stream);
   int (*copy_on_device)(Address to, Address from, std::size_t bytes, void* stream);
   int (*record)(void* event, void* stream);
@@ -27,7 +27,7 @@ struct Delivery {
   void* stream;
   Address pages;  // page numbers that stay on the device; 0: the plan holds them
   Stage stages[kStages];
-  int last;  // that was written to
+  int last;  // that was taken
 
   bool is_remote() const { return copy_to_device != nullptr; }
 
@@ -64,7 +64,7 @@ struct Delivery {
   bool may_write_to_last() {
     if (is_done(stages[last].event) == 0) return true;
     last = (last + 1) % kStages;
-    return await(stages[last].event) == 0;
+    return wait(stages[last].event) == 0;
   }
 };
 static_assert(sizeof(Delivery) == 19 * 8, "18 numbers of 64 bits, one of 32, and 4 bytes");

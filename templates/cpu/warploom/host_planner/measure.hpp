@@ -7,8 +7,11 @@
 namespace warploom {
 
 // What `HostPlanner.measure` unpacks, in this order.
-struct Measure {
-  int busy_requests, q_rows, total_q_rows, longest_q, max_kv_len, num_blocks, kv_extent;
+struct Lengths {
+  int busy_requests, q_rows, total_q_rows, longest_q, max_kv_len, num_blocks;
+};
+struct Measure : Lengths {
+  int kv_extent;  // where there are page numbers, these are to be read for it
 };
 
 // Lengths of all requests; false if `Batch::check` would refuse one. Which, and what for, is not
@@ -36,12 +39,8 @@ bool measure_lengths(const Params& p, Measure& found) {
   const int q_rows = qo[p.num_requests], kv_end = kv[p.num_requests];
   const bool is_dense = p.storage == int(Storage::kDense);
   const bool is_even = !is_dense || shortest_q == longest_q;
-  found = {int(busy),
-           is_dense ? int(longest_q) : q_rows,
-           q_rows,
-           int(longest_q),
-           int(longest),
-           kIsPaged ? kv_end : 0,
+  found = {{int(busy), is_dense ? int(longest_q) : q_rows, q_rows, int(longest_q), int(longest),
+            kIsPaged ? kv_end : 0},
            kIsPaged   ? 0
            : is_dense ? int(longest)
                       : kv_end};
@@ -58,13 +57,13 @@ bool measure_lengths(const Params& p, Measure& found) {
 }
 
 // Reads page numbers once, if they lie here, and copies them to the plan on the way if asked to.
-// False if one is negative.
+// False if one is negative, or the largest that 32 bits hold.
 template <bool kCopies, class Params>
 bool measure_blocks(const Params& p, Measure& found) {
   if (p.storage != int(Storage::kPaged) || p.kv_indices == nullptr) return true;
   unsigned last = 0;  // unsigned, negative numbers are the largest
   const int* const blocks = p.kv_indices;
-  int* const __restrict copy = p.indices;
+  [[maybe_unused]] int* const __restrict copy = p.indices;
   const int count = found.num_blocks;
   for (int i = 0; i < count; ++i) {
     const unsigned block = blocks[i];
