@@ -181,7 +181,7 @@ class Appender(Uncopied):
         k, v = as_torch(k, "k"), as_torch(v, "v")
         tensors = k, v, *key_value(checked_kv(kv, self._format, shared=True))
         held = self._guard
-        if not held.try_enter(False):
+        if held.is_mine() or not held.try_enter(False):
             held.wait()
         try:
             self._append(tensors, (indptr, kv_indptr, kv_indices, last_page_len), inputs)

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 from weakref import WeakMethod, WeakSet
 
 from warploom.errors import InUse
@@ -22,9 +23,14 @@ class Guard:
 
     A function that takes the turn keeps its guard in a local variable named `held`, by which a
     thread that would wait for itself is found; so a turn that nobody contests costs a lock alone.
+    An exception of a signal's handler may come between taking the turn, or noting that it is given
+    back, and the block that gives it back. A thread finds a turn that it has lost so, since none of
+    its functions has it, and takes it anew: handlers run in the main thread alone.
 
     Attributes:
-        try_enter: `try_enter(False)` takes the turn if nobody has it, and else is False: `wait`.
+        is_mine: whether this thread has the turn already, for whatever reason: `wait`.
+        try_enter: `try_enter(False)` takes the turn if no other thread has it, and else is False:
+            `wait`.
         leave: gives it back.
     """
 
@@ -33,16 +39,17 @@ class Guard:
 
         Args:
             owner: the class that users know, for messages.
-            torn: method that is called in a forked process where another thread had the turn, and
-                left things half done.
+            torn: method that is called where a call left things half done: of another thread, which
+                a forked process lacks, or one that lost its turn.
         """
-        self._lock = threading.Lock()
+        self._lock: Any = threading.RLock()
         self._owner = owner
         self._torn = WeakMethod(torn)
         self._is_planning = False
         self._plans = 0  # begun so far
-        self.try_enter = self._lock.acquire
-        self.leave = self._lock.release
+        self.is_mine: Callable[[], bool] = self._lock._is_owned  # as threading.Condition asks it
+        self.try_enter: Callable[[bool], bool] = self._lock.acquire
+        self.leave: Callable[[], None] = self._lock.release
         _guards.add(self)
 
     def wait(self) -> None:
@@ -52,8 +59,7 @@ class Guard:
             InUse: a plan has the turn, or got it meanwhile, or this thread has it itself.
         """
         plans = self._plans
-        if _holds(sys._getframe(1).f_back, self):
-            raise InUse(call=self._owner, user="another call of this very thread")
+        self._regain(sys._getframe(1).f_back)
         if not self._is_planning:
             self._lock.acquire()
             if plans == self._plans:
@@ -67,6 +73,7 @@ class Guard:
         Raises:
             InUse: another call has it.
         """
+        self._regain(sys._getframe(1).f_back)
         if not self.try_enter(False):
             user = "another plan()" if self._is_planning else "a run of another thread"
             raise InUse(call=self._owner, user=user)
@@ -78,15 +85,38 @@ class Guard:
         self._is_planning = False
         self.leave()
 
-    def reset(self) -> None:
-        """Take the turn from a thread that a fork has left behind."""
-        if not self._lock.locked():
+    def _regain(self, calling: FrameType | None) -> None:
+        """Give back a turn that this thread has lost.
+
+        Args:
+            calling: who calls the function that asks for the turn.
+
+        Raises:
+            InUse: a function up the stack has it.
+        """
+        if not self.is_mine():
             return
+        if _holds(calling, self):
+            raise InUse(call=self._owner, user="another call of this very thread")
+        self._tear()
+        while self.is_mine():
+            self.leave()
+
+    def _tear(self) -> None:
         self._is_planning = False
-        self._lock.release()
         torn = self._torn()
         if torn is not None:
             torn()
+
+    def reset(self) -> None:
+        """Take the turn from a thread that a fork has left behind."""
+        if self.is_mine():  # its functions go on here, and give it back
+            return
+        if self.try_enter(False):
+            self.leave()
+            return
+        self._lock._at_fork_reinit()
+        self._tear()
 
 
 def _holds(frame: FrameType | None, guard: Guard) -> bool:

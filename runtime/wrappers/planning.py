@@ -44,7 +44,7 @@ from warploom.scheduler.plans.plan import Plan
 def lose_plan(wrapper: Planning) -> None:
     """Have none after a call that nothing was planned of, unless another thread has the turn."""
     held = wrapper._guard
-    if held.try_enter(False):
+    if not held.is_mine() and held.try_enter(False):
         try:
             wrapper._forget()
         finally:
@@ -140,7 +140,8 @@ class Planning(Uncopied, Shown):
             ForbiddenUnderCapture: the current stream is being captured, and the host must plan.
             InUse: another thread runs or plans this wrapper; the plan before stays.
         """
-        self._guard.enter_plan()
+        held = self._guard
+        held.enter_plan()
         try:
             given = Arguments(qo_indptr, kv_indptr, kv_indices, last_page_len, kv_lens, q_rows)
             is_plain = self._asks_planner_alone and not inputs and not is_watched()
@@ -151,7 +152,7 @@ class Planning(Uncopied, Shown):
             self._forget()
             raise
         finally:
-            self._guard.leave_plan()
+            held.leave_plan()
 
     @unseen
     def _plan_anew(self, given: Arguments, inputs: dict[str, Any]) -> None:
@@ -198,7 +199,7 @@ class Planning(Uncopied, Shown):
         if not self._planner.rules.spec.stamps:  # planning it would not help
             raise NotTraced
         held = self._guard
-        if not held.try_enter(False):
+        if held.is_mine() or not held.try_enter(False):
             held.wait()
         try:
             self.check_plan()

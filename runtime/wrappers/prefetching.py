@@ -115,7 +115,7 @@ class Prefetching(Running):
             InUse: another thread plans.
         """
         held = self._guard
-        if not held.try_enter(False):
+        if held.is_mine() or not held.try_enter(False):
             held.wait()
         try:
             return self._prefetch(kv, max_bytes, sms)

@@ -112,7 +112,7 @@ class Running(Planning):
                 cast(Runner, self), q, kv, out, lse, return_lse, inputs, learnt, told
             )
         held = self._guard
-        if not held.try_enter(False):
+        if held.is_mine() or not held.try_enter(False):
             held.wait()
         try:
             with unwatched():

@@ -186,7 +186,8 @@ class PageSelectionWrapper(AttentionWrapper):
             WrongShape, WrongStride, WrongDType, WrongDevice: not as planned.
             InUse: another thread runs or plans this wrapper.
         """
-        self._guard.enter_plan()
+        held = self._guard
+        held.enter_plan()
         try:
             if self._batch is None:
                 raise self._not_planned()
@@ -208,7 +209,7 @@ class PageSelectionWrapper(AttentionWrapper):
                 )
             self._use(tensor)
         finally:
-            self._guard.leave_plan()
+            held.leave_plan()
 
     def _use(self, tensor: torch.Tensor) -> None:
         self._selection = tensor  # torch reuses its memory on its own stream alone, once dropped

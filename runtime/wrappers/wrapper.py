@@ -321,7 +321,7 @@ class AttentionWrapper(Prefetching):
         if return_aux is not None or max_scores is not None or is_dynamo_compiling():
             return self._run_with_aux(q, kv, out, lse, max_scores, return_lse, return_aux, inputs)
         held = self._guard
-        if not held.try_enter(False):
+        if held.is_mine() or not held.try_enter(False):
             held.wait()
         try:
             launcher = self._launcher

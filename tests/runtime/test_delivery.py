@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import re
-import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from support.interrupts import interrupted_at
 from support.on_gpu import GPU, OnGpu, arguments, same_plans
 
 import warploom as wl
@@ -173,43 +172,6 @@ def the_long_way(monkeypatch: pytest.MonkeyPatch, given: Arguments, stay: bool) 
 
 
 PAGES = pytest.mark.parametrize("stay", [False, True], ids=["pages on the host", "on the device"])
-
-
-@contextmanager
-def interrupted_at(step: int, *classes: type) -> Iterator[list[bool]]:
-    """Raise KeyboardInterrupt within, before the step-th opcode of the classes' methods.
-
-    What is yielded has a member once it came.
-    """
-    came: list[bool] = []
-    left = [step]
-    codes = {
-        each.__code__
-        for one in classes
-        for each in (getattr(f, "func", f) for f in vars(one).values())
-        if hasattr(each, "__code__")
-    }
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code not in codes:
-            return trace if event == "call" else None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            left[0] -= 1
-            if left[0] < 0 and not came:
-                came.append(True)
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield came
-    except KeyboardInterrupt:
-        if not came:
-            raise
-    finally:
-        sys.settrace(before)
 
 
 @PAGES
