@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 from weakref import WeakMethod, WeakSet
 
 from warploom.errors import InUse
@@ -42,14 +42,14 @@ class Guard:
             torn: method that is called where a call left things half done: of another thread, which
                 a forked process lacks, or one that lost its turn.
         """
-        self._lock: Any = threading.RLock()
+        self._lock = lock = cast(Any, threading.RLock())
         self._owner = owner
         self._torn = WeakMethod(torn)
         self._is_planning = False
         self._plans = 0  # begun so far
-        self.is_mine: Callable[[], bool] = self._lock._is_owned  # as threading.Condition asks it
-        self.try_enter: Callable[[bool], bool] = self._lock.acquire
-        self.leave: Callable[[], None] = self._lock.release
+        self.is_mine: Callable[[], bool] = lock._is_owned  # as threading.Condition asks it
+        self.try_enter: Callable[[bool], bool] = lock.acquire
+        self.leave: Callable[[], None] = lock.release
         _guards.add(self)
 
     def wait(self) -> None:

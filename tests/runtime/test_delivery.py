@@ -267,6 +267,7 @@ def test_an_interrupt_leaves_no_half_of_what_compiled_code_is_told(made: Sending
     """Wherever it comes while the target changes: the old target is no other memory by then."""
     sender, longer = made.upload, torch.zeros(10**6, dtype=torch.int32)
     before = made.planner._memory.workspace.plan_ints
+    step = 0
     for step in range(10**3):
         sender.stage(before)
         with interrupted_at(step, Upload) as came:
@@ -293,6 +294,7 @@ def test_an_interrupt_leaves_no_planner_with_half_of_a_site(made: Sending) -> No
         outputs=site.outputs,
     )  # fmt: skip
     planner._plan = lambda *_: 0
+    step = 0
     for step in range(10**3):
         planner.plan(made.inputs, site, 0)
         other.scratch += 4096  # more than there is
@@ -314,7 +316,7 @@ def test_both_languages_have_one_record_and_one_plan() -> None:
     (size,) = re.findall(r"sizeof\(Delivery\) == (\d+) \* 8", text)
     (stages,) = re.findall(r"kStages = (\d+);", text)
     assert (ctypes.sizeof(delivery.Delivery), STAGES) == (8 * int(size), int(stages))
-    names = [name for name, _ in delivery.Delivery._fields_]
+    names = [field[0] for field in delivery.Delivery._fields_]
     found = [re.search(rf"^  [\w:* (]*\b{name}(\)\(|;|\[)", text, re.M) for name in names]
     places = [match.start() if match else -1 for match in found]
     assert min(places) > 0 and places == sorted(places)

@@ -193,7 +193,7 @@ def test_an_interrupt_anywhere_leaves_a_wrapper_that_can_be_used(call: str) -> N
     calls: dict[str, Callable[[], Any]] = {
         "plan": lambda: wrapper.plan([0, ROWS], [0, KEYS]), "run": lambda: wrapper.run(q, (k, v)),
     }  # fmt: skip
-    lost = 0
+    lost = step = 0
     for step in range(10**4):
         with interrupted_at(step, Guard, Planning, wl.AttentionWrapper) as came:
             calls[call]()
