@@ -35,7 +35,7 @@ def test_surroundings_meet_in_recorded_seeds() -> None:
     assert len(set().union(*(pairs(draw(seed)) for seed in RECORDED))) >= 316
 
 
-@pytest.mark.some(10)
+@pytest.mark.some(6)
 @pytest.mark.parametrize(
     "seeds", [RECORDED[i : i + CHUNK] for i in range(0, len(RECORDED), CHUNK)], ids=str
 )

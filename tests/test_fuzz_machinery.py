@@ -288,7 +288,7 @@ def test_tiles_for_a_device_are_those_that_fit(all_cases: bool) -> None:
 def test_what_is_drawn_for_a_device_can_be_declared(all_cases: bool) -> None:
     """Nothing is refused that a wrapper of a GPU would look at before it has a batch."""
     arch, kinds = arch_named("sm_90a"), {"selection": PageSelectionDeclaration}
-    for seed in range(100 if all_cases else 15):
+    for seed in range(100 if all_cases else 8):
         spec = draw(seed, "cuda").spec()
         variant, declaration = variant_of(spec), kinds.get(spec["format"][0], AttentionDeclaration)
         tile = harness.chosen_tile(spec, variant, arch)

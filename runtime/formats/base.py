@@ -147,8 +147,8 @@ class Format(ABC, Generic[Declared]):
         names = [name for name in ("kv_indptr", *self.takes) if name in self.by_request]
         found = {name: len(host_int32(getattr(given, name), name)) for name in names}
         counts = {name: n - (name == "kv_indptr") for name, n in found.items()}
-        if all(count == entries - 1 for count in counts.values()):
-            return
+        if not all(found.values()) or set(counts.values()) == {entries - 1}:
+            return  # something else is wrong
         others = (f"{name} has {found[name]}, for {counts[name]}" for name in names)
         raise UnequalRequests(
             name=rows_name, entries=entries, requests=entries - 1, others=", ".join(others)

@@ -124,6 +124,7 @@ def batches(draw: Any, setup: Setup, group: int, mix: str) -> Case:
     return Case(setup, q_lens, kv_lens, heads, group, scale, seed=order, sm_limit=limit)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kind", TILES)
 @settings(
     max_examples=few(2, of=12),

@@ -69,13 +69,13 @@ def check(emulator: Emulator, job: tuple[Variant, KVFormat, str, TileConfig], or
             assert found is None, f"order {order}, cut: {are_cut}: {case}: {found}"
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", FORMATS)
 def test_keys_lie_in_blocks_or_rings(emulator: Emulator, name: str) -> None:
     check(emulator, FORMATS[name], 20 * list(FORMATS).index(name))
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", MASKS)
 def test_keys_are_hidden_or_have_logits_beside_them(emulator: Emulator, name: str) -> None:
     check(emulator, MASKS[name], 20 * list(MASKS).index(name))

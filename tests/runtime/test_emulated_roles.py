@@ -97,7 +97,7 @@ def check_groups(
     assert found is None, f"order {order}: {case}: {found}"
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("job", range(len(JOBS)))
 def test_mixes_are_right(emulator: Emulator, job: int) -> None:
     for order, lengths in enumerate(MIXES):
@@ -105,7 +105,7 @@ def test_mixes_are_right(emulator: Emulator, job: int) -> None:
     check(emulator, job, ([3, 1, 3, 31], [0, 64, 76, 15]), 1, sm_limit=2)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("job", range(len(JOBS)))
 def test_whole_prefills_are_claimed_one_after_another(
     emulator: Emulator, job: int, monkeypatch: pytest.MonkeyPatch
@@ -167,7 +167,7 @@ NARROW = [
 ]
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("case", range(len(NARROW)))
 def test_two_roles_read_8_bit_caches(emulator: Emulator, case: int) -> None:
     variant, setup = NARROW[case]
@@ -175,6 +175,7 @@ def test_two_roles_read_8_bit_caches(emulator: Emulator, case: int) -> None:
         check_groups(emulator, variant, setup, lengths, order + 3, 8 if order == 3 else 4)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("tile", [SMALL, WIDE, TURNED], ids=["hopper", "portable", "turned"])
 def test_bits_do_not_depend_on_neighbours_if_so_wanted(
     emulator: Emulator, tile: TileConfig, monkeypatch: pytest.MonkeyPatch
