@@ -13,6 +13,10 @@ from warploom.errors import ArgumentError, WarploomError, WrongDType, WrongShape
 from warploom.runtime.tensors.plain import refuse_freed, refuse_stand_in
 
 _INT32 = np.iinfo(np.int32)
+_OF_BLOCK_TABLES = (  # in which each request has as many columns
+    " Of a block table [requests, columns] take each request's pages, one request behind the "
+    "other: table[torch.arange(table.shape[1]) < pages[:, None]], where pages counts them."
+)
 _EMPTY = (np.float32, np.float64)  # torch's and NumPy's type of [], which has no integers
 
 
@@ -151,7 +155,8 @@ def host_int32(value: Any, name: str) -> np.ndarray:
             remedy="Lengths and indices are integers: convert them.",
         )
     if array.ndim != 1:
-        raise WrongShape(name=name, got=tuple(array.shape), expected="one dimension")
+        remedy = _OF_BLOCK_TABLES if name == "kv_indices" and array.ndim == 2 else ""
+        raise WrongShape(name=name, got=tuple(array.shape), expected="one dimension", remedy=remedy)
     if array.dtype != np.int32:
         if array.size and (array.min() < _INT32.min or array.max() > _INT32.max):
             at = int(((array < _INT32.min) | (array > _INT32.max)).argmax())
