@@ -69,13 +69,18 @@ _WRAPPER = (
     " All but the variant need their names: num_q_heads=..., head_dim=...; the page size belongs "
     "to kv_format=warploom.Paged(page_size)."
 )
+_SHOWN = {"__call__": "(...)"}
+_APPENDED = (
+    " The order is k, v, kv, indptr, kv_indptr, kv_indices, last_page_len: rows indptr[i] to "
+    "indptr[i + 1] are those of request i, in place of batch_indices and positions."
+)
 _BY_POSITION = {
     "AttentionWrapper": _WRAPPER,
     "PageSelectionWrapper": _WRAPPER,
     "plan": " Heads, head_dim and the page size belong to the constructor: AttentionWrapper("
     "kv_format=warploom.Paged(page_size), num_q_heads=..., head_dim=...).",
-    "append": " The order is append(k, v, kv, indptr, kv_indptr, kv_indices, last_page_len): rows "
-    "indptr[i] to indptr[i + 1] are those of request i, in place of batch_indices and positions.",
+    "append": _APPENDED,
+    "Appender(...)": _APPENDED,
 }
 
 
@@ -125,7 +130,7 @@ def explained(
         called = name
         if len(taken) < len(signature.parameters):
             called = owner or _class_of(args[0]).__name__  # which users know
-            called += "" if name in ("__init__", "__new__") else f".{name}"
+            called += "" if name in ("__init__", "__new__") else _SHOWN.get(name, f".{name}")
         reason, text = _answer(str(error), called, taken, kwargs)
         if refused is not None:
             refused(args[0])
@@ -142,7 +147,7 @@ def _answer(
     refusal: str, called: str, taken: list[inspect.Parameter], kwargs: Mapping[str, Any]
 ) -> tuple[str, str]:
     """What is wrong with a call, and a sentence about what to write."""
-    short = called.rpartition(".")[2]
+    short = called if called.endswith(")") else called.rpartition(".")[2]
     named = [each for each in taken if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     known = [each.name for each in named]
     hints = {

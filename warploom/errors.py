@@ -113,8 +113,8 @@ class BadIndptr(ArgumentError):
 
 class UnequalRequests(BadIndptr):
     message = (
-        "{name} has {entries} entries, for {requests} requests; {others}. All must be of as many "
-        "requests: an index pointer has one entry more than there are."
+        "{name} has {entries} entries, of {requests} requests; {others}. All must be of the same "
+        "number of requests: an index pointer has one entry more."
     )
 
 

@@ -149,7 +149,7 @@ class Format(ABC, Generic[Declared]):
         counts = {name: n - (name == "kv_indptr") for name, n in found.items()}
         if not all(found.values()) or set(counts.values()) == {entries - 1}:
             return  # something else is wrong
-        others = (f"{name} has {found[name]}, for {counts[name]}" for name in names)
+        others = (f"{name} has {found[name]}, of {counts[name]}" for name in names)
         raise UnequalRequests(
             name=rows_name, entries=entries, requests=entries - 1, others=", ".join(others)
         )

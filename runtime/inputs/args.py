@@ -132,9 +132,7 @@ def check_query(q: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
 
 def _rows_from(batch: Batch) -> str:
     """Where the number of rows comes from that q must have."""
-    if isinstance(batch, OnDevice):
-        return "q_rows of the plan"
-    return "qo_indptr[-1] of the plan (with cuda_graph=True q may have Bounds.max_q_rows instead)"
+    return "q_rows of the plan" if isinstance(batch, OnDevice) else "qo_indptr[-1] of the plan"
 
 
 def check_key_values(

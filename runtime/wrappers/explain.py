@@ -135,8 +135,11 @@ def _types(spec: AttentionSpec) -> str:
 
 def _scalars(values: Mapping[str, int | float]) -> dict[str, object]:
     """Those that plans and runs have kept, whichever call gave them."""
-    told = ", ".join(f"{name} = {value:.6g}" for name, value in values.items())
-    return {"scalars": told} if told else {}
+    told = (
+        f"{name} = {value if isinstance(value, int) else format(value, '.6g')}"
+        for name, value in values.items()
+    )
+    return {"scalars": ", ".join(told)} if values else {}
 
 
 def _where(wrapper: Explained) -> str:
@@ -259,10 +262,11 @@ def _early_rows(planned: Planned, variant: TracedVariant) -> dict[str, object]:
         return {}
     first, others = int(early[0]), len(early) - 1
     more = f" (and {_counted(others, 'other')})" if others else ""
+    rows, keys = int(q_lens[first]), int(kv_lens[first])
     return {
-        "rows before keys": f"request {first}{more} has {q_lens[first]} rows and {kv_lens[first]} "
-        "keys: rows stand at the end of the keys, so a causal mask shows the first none. Are the "
-        "tokens of this step counted?"
+        "rows before keys": f"request {first}{more} has {_counted(rows, 'row')} and "
+        f"{_counted(keys, 'key')}: the first {_counted(rows - keys, 'row')} come before every key, "
+        "so that a causal mask leaves them empty. Do the lengths count this step's tokens?"
     }
 
 

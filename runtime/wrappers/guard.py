@@ -23,9 +23,10 @@ class Guard:
 
     A function that takes the turn keeps its guard in a local variable named `held`, by which a
     thread that would wait for itself is found; so a turn that nobody contests costs a lock alone.
-    An exception of a signal's handler may come between taking the turn, or noting that it is given
-    back, and the block that gives it back. A thread finds a turn that it has lost so, since none of
-    its functions has it, and takes it anew: handlers run in the main thread alone.
+    An exception of a signal's handler may come between taking the turn and the block that gives it
+    back, or within that. The thread finds a turn that it has lost so, since none of its functions
+    has it, and takes it anew with its next call; until then others wait, or are told of a run that
+    has ended. (Functions of another stack of the thread, as greenlets have, are not found.)
 
     Attributes:
         is_mine: whether this thread has the turn already, for whatever reason: `wait`.
@@ -39,8 +40,8 @@ class Guard:
 
         Args:
             owner: the class that users know, for messages.
-            torn: method that is called where a call left things half done: of another thread, which
-                a forked process lacks, or one that lost its turn.
+            torn: method that is called where things were left half done: by another thread, which
+                a forked process lacks, or by a plan that lost its turn.
         """
         self._lock = lock = cast(Any, threading.RLock())
         self._owner = owner
@@ -98,7 +99,8 @@ class Guard:
             return
         if _holds(calling, self):
             raise InUse(call=self._owner, user="another call of this very thread")
-        self._tear()
+        if self._is_planning:
+            self._tear()
         while self.is_mine():
             self.leave()
 

@@ -143,6 +143,7 @@ class Planning(Uncopied, Shown):
         held = self._guard
         held.enter_plan()
         try:
+            self._begin_plan()
             given = Arguments(qo_indptr, kv_indptr, kv_indices, last_page_len, kv_lens, q_rows)
             is_plain = self._asks_planner_alone and not inputs and not is_watched()
             if not is_plain or not self._plan_again(given):
@@ -251,12 +252,13 @@ class Planning(Uncopied, Shown):
         planned = self._planner.again(given)
         if planned is None:
             return False
+        assert self._launcher is not None  # of what the planner has planned before
         if self._planner.verifies:
             self._planner.verify(planned, self._inputs)
-        assert self._launcher is not None  # of what the planner has planned before
         self._inputs.for_batch(planned.batch)
         self._launcher.planned_again(planned.batch)
         self.planned, self._batch = planned, planned.batch
+        self._is_refused = False
         return True
 
     def _nobody_looks(self) -> bool:
@@ -279,15 +281,25 @@ class Planning(Uncopied, Shown):
         line = summary(self._batch, self.planned, self.choice, self.device.type == "cpu")
         log.debug("planned %s, %s: %s", self._variant.name, self.kv_format, line)
 
+    def _begin_plan(self) -> None:
+        """Let runs find no plan until there is a new one, even if an interrupt comes meanwhile.
+
+        The last batch stays, since calls of other threads that look at it are told who plans.
+        """
+        if self._launcher is not None:  # first, since runs that it knows ask it alone
+            self._launcher.forget()
+        self._is_refused = True
+
     def _forget(self) -> None:
         """Have no plan: the last one was refused."""
+        self._begin_plan()
         self._batch = self.planned = None
-        self._is_refused, self._asks_planner_alone = True, False
-        if self._launcher is not None:
-            self._launcher.forget()
+        self._asks_planner_alone = False
 
     def _not_planned(self) -> NotPlanned:
-        return NotPlanned(what="the last plan() was refused") if self._is_refused else NotPlanned()
+        if not self._is_refused:
+            return NotPlanned()
+        return NotPlanned(what="the last plan() was refused, or interrupted")
 
     def _lengths_check(self, batch: Batch) -> LengthsCheck | None:
         """What the variant has to say of a batch that the host knows; None if nothing."""

@@ -164,7 +164,7 @@ class Running(Planning):
     ) -> Result:
         """Run what has its turn: the plan stays as it is."""
         batch = self._batch
-        if batch is None:  # another thread's plan was refused just now
+        if batch is None or self._is_refused:  # another thread's plan just now, or an interrupted
             raise self._not_planned()
         if not self._keeps_plans:
             refuse_stale_plans()

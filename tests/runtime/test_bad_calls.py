@@ -144,8 +144,8 @@ def test_a_scale_of_attention_is_a_number() -> None:
          r"kv_indices: the Paged .* needs it: \(qo_indptr, kv_indptr, kv_indices, last_page_len"),
         (wl.BlockSparse((2, 4)), {"kv_indices": None, "kv_lens": [5]}, r"kv_indices, kv_lens\)"),
         (wl.Paged(4), {"qo_indptr": [0, 1, 3], "last_page_len": [4]},
-         "qo_indptr has 3 entries, for 2 requests; kv_indptr has 2, for 1, last_page_len has 1,"),
-        (wl.Ragged(), {"qo_indptr": [0, 1, 3], "kv_indices": None}, "kv_indptr has 2, for 1. All"),
+         "qo_indptr has 3 entries, of 2 requests; kv_indptr has 2, of 1, last_page_len has 1,"),
+        (wl.Ragged(), {"qo_indptr": [0, 1, 3], "kv_indices": None}, "kv_indptr has 2, of 1. All"),
         (wl.Ragged(), {}, r"kv_indices: .*pages need kv_format=warploom.Paged\(page_size\)"),
         (wl.Dense(), {"kv_indices": None, "kv_lens": [5]}, "kv_indptr tells the keys"),
     ],
@@ -394,7 +394,7 @@ def test_a_block_table_is_told_how_to_lie() -> None:
 
 def test_index_pointers_say_what_they_are() -> None:
     wrapper = wl.AttentionWrapper(**SHAPE, device="cpu", backend="reference")
-    with pytest.raises(errors.BadIndptr, match=r"qo_indptr has 2 .*; kv_indptr has 3, for 2\. All"):
+    with pytest.raises(errors.BadIndptr, match=r"qo_indptr has 2 .*; kv_indptr has 3, of 2\. All"):
         wrapper.plan([0, 3], [0, 2, 5])
     with pytest.raises(errors.BadIndptr, match=r"starts with 1\. It holds running totals.*cumsum"):
         wrapper.plan([1, 3], [0, 2])

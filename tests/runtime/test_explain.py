@@ -26,9 +26,9 @@ def test_scalars_that_are_kept_are_told() -> None:
     wrapper = AttentionWrapper(
         SoftCap(30.0) & SlidingWindow(9), num_q_heads=1, head_dim=64, dtype="float32", device="cpu"
     )
-    wrapper.plan([0, 1], [0, 3], cap=20.0)
+    wrapper.plan([0, 1], [0, 3], cap=20.0, left=1234567)
     wrapper.plan([0, 1], [0, 4])
-    assert wrapper.explain().facts["scalars"] == "right = -1, cap = 20, left = 9"
+    assert wrapper.explain().facts["scalars"] == "right = -1, cap = 20, left = 1234567"
 
 
 def test_rows_before_all_keys_are_told() -> None:
@@ -40,7 +40,7 @@ def test_rows_before_all_keys_are_told() -> None:
     assert "rows before keys" not in wrapper.explain().facts
     wrapper.plan([0, 1, 9, 13], [0, 3, 7, 9])
     told = str(wrapper.explain().facts["rows before keys"])
-    assert told.startswith("request 1 (and 1 other) has 8 rows and 4 keys: ")
+    assert told.startswith("request 1 (and 1 other) has 8 rows and 4 keys: the first 4 rows")
     plain = AttentionWrapper(num_q_heads=1, head_dim=64, dtype="float32", device="cpu")
     plain.plan([0, 8], [0, 4])
     assert "rows before keys" not in plain.explain().facts

@@ -73,8 +73,8 @@ def test_torch_numpy_and_lists_are_the_same() -> None:
 INDPTR_MISTAKES = [
     ([0, 3, 2], "decreases"),
     ([1, 3, 4], r"kv_indptr starts with 1\. .* must start at 0"),
-    ([0, 3], "qo_indptr has 3 entries, for 2 requests; kv_indptr has 2, for 1"),
-    ([0, 3, 4, 5], "kv_indptr has 4, for 3"),
+    ([0, 3], "qo_indptr has 3 entries, of 2 requests; kv_indptr has 2, of 1"),
+    ([0, 3, 4, 5], "kv_indptr has 4, of 3"),
     ([], "is empty"),
 ]
 

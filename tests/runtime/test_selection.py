@@ -184,7 +184,7 @@ GOOD = torch.zeros(2, KV_HEADS, 4, dtype=torch.int32)
         ),
         (GOOD, [1, -1], [1, 1], errors.BadIndptr, "kv_indptr decreases"),
         (GOOD, [1, 1], [1, 17], errors.BadLength, "1 to 16"),
-        (GOOD, [1], [1, 1], errors.BadIndptr, "kv_indptr has 2, for 1"),
+        (GOOD, [1], [1, 1], errors.BadIndptr, "kv_indptr has 2, of 1"),
         (None, [1, 1], [1, 1], errors.ArgumentError, "kv_indices.*needs it"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -13,9 +14,11 @@ import torch
 from support.interrupts import interrupted_at
 
 import warploom as wl
-from warploom.errors import InUse, NotPlanned
+from warploom.errors import InUse, NotPlanned, UnknownInput
+from warploom.runtime.launching.launch import Launcher
 from warploom.runtime.wrappers.guard import Guard
 from warploom.runtime.wrappers.planning import Planning
+from warploom.runtime.wrappers.running import Running
 
 ROWS, KEYS, HEADS, DIM = 48, 192, 4, 32
 
@@ -195,7 +198,7 @@ def test_an_interrupt_anywhere_leaves_a_wrapper_that_can_be_used(call: str) -> N
     }  # fmt: skip
     lost = step = 0
     for step in range(10**4):
-        with interrupted_at(step, Guard, Planning, wl.AttentionWrapper) as came:
+        with interrupted_at(step, Guard, Planning, Running, Launcher, type(wrapper)) as came:
             calls[call]()
         lost += wrapper._guard.is_mine()
         try:  # there is no plan if the interrupt came within one
@@ -207,6 +210,22 @@ def test_an_interrupt_anywhere_leaves_a_wrapper_that_can_be_used(call: str) -> N
         if not came:
             break
     assert 0 < lost < step
+
+
+def test_no_run_serves_the_batch_before_a_refused_plan_whose_refusal_was_interrupted() -> None:
+    wrapper = planned()
+    q, k, v = tensors(1)
+    within = type("Within", (), {n: vars(Planning)[n] for n in ("_plan_anew", "_forget")})
+    for step in range(10**3):
+        wrapper.plan([0, ROWS], [0, KEYS])
+        wrapper.run(q, (k, v))
+        with interrupted_at(step, within) as came, contextlib.suppress(UnknownInput):
+            wrapper.plan([0, ROWS], [0, KEYS], wrong=1)
+        with pytest.raises(NotPlanned, match="refused, or interrupted"):
+            wrapper.run(q, (k, v))
+        if not came:
+            return
+    raise AssertionError("there was always something to interrupt")
 
 
 def test_threads_may_call_attention_and_append() -> None:

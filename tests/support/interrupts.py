@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,8 @@ def interrupted_at(step: int, *classes: type) -> Iterator[list[bool]]:
     codes = {
         each.__code__
         for one in classes
-        for each in (getattr(f, "func", f) for f in vars(one).values())
+        for f in vars(one).values()
+        for each in (getattr(f, "fget", f), inspect.unwrap(getattr(f, "func", f)))
         if hasattr(each, "__code__")
     }
 
