@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -376,20 +375,6 @@ def test_a_field_that_is_none_is_named() -> None:
     ):
         with pytest.raises(errors.ArgumentError, match=r"ids: is None; the variant reads it: give"):
             call()
-
-
-def test_a_block_table_is_told_how_to_lie() -> None:
-    wrapper = wl.AttentionWrapper(
-        **SHAPE, kv_format=wl.Paged(4), device="cpu", backend="reference"
-    )  # fmt: skip
-    table, pages = torch.tensor([[7, 2, 0], [4, 0, 0]]), torch.tensor([2, 1])
-    given: Any = {"qo_indptr": [0, 1, 2], "kv_indptr": [0, 2, 3], "last_page_len": [4, 1]}
-    with pytest.raises(errors.WrongShape, match=r"one dimension\. Of a block table") as caught:
-        wrapper.plan(**given, kv_indices=table)
-    (told,) = re.findall(r"table\[.*\]\]", str(caught.value))
-    flat = eval(told, {"torch": torch, "table": table, "pages": pages})
-    assert flat.tolist() == [7, 2, 4]
-    wrapper.plan(**given, kv_indices=flat)
 
 
 def test_index_pointers_say_what_they_are() -> None:

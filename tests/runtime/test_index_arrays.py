@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ctypes import c_int32
 from typing import Any
 
@@ -75,3 +76,17 @@ def test_ranges_are_lists() -> None:
     wrapper.plan(range(4), range(0, 20, 5))
     q, k = torch.zeros(3, 4, 64), torch.zeros(15, 2, 64)
     assert wrapper.run(q, (k, k)).shape == q.shape
+
+
+def test_a_block_table_is_told_how_to_lie() -> None:
+    wrapper = wl.AttentionWrapper(
+        kv_format=wl.Paged(4), num_q_heads=2, head_dim=16, device="cpu", backend="reference"
+    )
+    table, pages = torch.tensor([[7, 2, 0], [4, 0, 0]]), torch.tensor([2, 1])
+    given: Any = {"qo_indptr": [0, 1, 2], "kv_indptr": [0, 2, 3], "last_page_len": [4, 1]}
+    with pytest.raises(WrongShape, match=r"one dimension\. Of a block table") as caught:
+        wrapper.plan(**given, kv_indices=table)
+    (told,) = re.findall(r"table\[.*\]\]", str(caught.value))
+    flat = eval(told, {"torch": torch, "table": table, "pages": pages})
+    assert flat.tolist() == [7, 2, 4]
+    wrapper.plan(**given, kv_indices=flat)
