@@ -64,7 +64,7 @@ def test_a_refused_plan_leaves_no_batch_to_run(backend: str | None) -> None:
         with pytest.raises(ArgumentError):
             attention.plan(**wrong)
         for call in (lambda: attention.run(q, cache), attention.check_plan):
-            with pytest.raises(NotPlanned, match=r"^the last plan\(\) was refused, or interrupted\. Call plan"):
+            with pytest.raises(NotPlanned, match=r"^the last plan\(\) was refused, .*\. Call plan"):
                 call()
         assert attention.planned is None
         attention.plan(**good, last_page_len=[5])
