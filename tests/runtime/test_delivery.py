@@ -171,17 +171,19 @@ def the_long_way(monkeypatch: pytest.MonkeyPatch, given: Arguments, stay: bool) 
     return planned
 
 
-PAGES = pytest.mark.parametrize("stay", [False, True], ids=["pages on the host", "on the device"])
+@pytest.fixture(params=[False, True], ids=["pages on the host", "on the device"])
+def stay(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether page numbers lie on the device."""
+    if request.param:
+        staying(monkeypatch)
+    return bool(request.param)
 
 
-@PAGES
 @pytest.mark.parametrize("is_busy", [False, True], ids=["the last is free", "all are read"])
 def test_what_is_sent_is_the_plan_of_the_long_way(
     made: Sending, monkeypatch: pytest.MonkeyPatch, stay: bool, is_busy: bool
 ) -> None:
     """From the stage of the plan before, if its copy is done, or else from the next."""
-    if stay:
-        staying(monkeypatch)
     made.lengthen()
     driver, handles = made.driver, [stage.event.cuda_event for stage in made.upload._ring]
     driver.fails = {"cuEventQuery"} if is_busy else set()
@@ -222,13 +224,10 @@ def test_nothing_is_written_where_nothing_may_be_sent(made: Sending, failing: st
         assert torch.equal(stage.buffer, old)
 
 
-@PAGES
 @pytest.mark.parametrize("failing", ["cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync", "cuEventRecord"])
 def test_torch_sends_what_the_driver_refuses(
     made: Sending, monkeypatch: pytest.MonkeyPatch, failing: str, stay: bool
 ) -> None:
-    if stay:
-        staying(monkeypatch)
     made.lengthen()
     made.driver.fails = {failing, "cuEventQuery"}
     planned = made.planner.again(batch(9))
