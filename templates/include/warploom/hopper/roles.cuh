@@ -28,22 +28,31 @@ WL_FN bool should_decode(unsigned sm, unsigned share) {
   return (place & 0xffffu) < share;
 }
 
+// A number for this CTA: those that want to decode take numbers from the first on, the others from
+// the last; one counter holds how many of both have drawn, and who finds that none is left of a
+// kind has a number of the other. The last to draw leaves zero.
+WL_FN unsigned draw_number(int& counter, bool decodes) {
+  auto* drawn = reinterpret_cast<unsigned*>(&counter);
+  const unsigned before = atomicAdd(drawn, decodes ? 1u : 0x10000u);
+  const unsigned from_first = before & 0xffffu, from_last = before >> 16;
+  if (from_first + from_last == gridDim.x - 1) *drawn = 0;
+  return decodes ? from_first : gridDim.x - 1 - from_last;
+}
+
 // Which CTA of the plan this one is: the first ones decode, and which multiprocessors have these
-// only they know. Those that want to decode take numbers from the first on, the others from the
-// last; one counter holds how many of both have drawn, and who finds that none is left of a kind
-// has a number of the other. The last to draw leaves zero.
+// only they know. Where none decode, or all, nobody waits for a number.
 template <class K>
 WL_FN void draw_cta(const typename K::Params& p, Shared<K> shared) {
   if (threadIdx.x == 0) {
     auto& header = header_of<K>(p);
     shared.drawn().read(header);
-    auto* drawn = reinterpret_cast<unsigned*>(&header.drawn);
-    const unsigned share = (unsigned(header.num_decode_ctas) << 16) / gridDim.x;
-    const bool decodes = should_decode(sm_number(), share);
-    const unsigned before = atomicAdd(drawn, decodes ? 1u : 0x10000u);
-    const unsigned from_first = before & 0xffffu, from_last = before >> 16;
-    shared.drawn().be(decodes ? from_first : gridDim.x - 1 - from_last);
-    if (from_first + from_last == gridDim.x - 1) *drawn = 0;
+    const unsigned decoding = header.num_decode_ctas;
+    unsigned cta = blockIdx.x;
+    if (decoding != 0 && decoding != gridDim.x) {
+      const unsigned share = (decoding << 16) / gridDim.x;
+      cta = draw_number(header.drawn, should_decode(sm_number(), share));
+    }
+    shared.drawn().be(cta);
   }
   __syncthreads();
 }

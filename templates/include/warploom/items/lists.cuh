@@ -53,6 +53,8 @@ class Drawn {
   WL_FN void be(unsigned cta) volatile { cta_ = cta; }
 
   WL_FN unsigned cta() const volatile { return cta_; }
+  // Whether it has decodes for its own.
+  WL_FN bool decodes() const volatile { return cta_ < decodes_.ctas; }
   WL_FN bool claims_prefills() const volatile { return may_claim(prefills_); }
   WL_FN bool claims_decodes() const volatile { return may_claim(decodes_); }
   // Draws a list into one of two places; by one thread.

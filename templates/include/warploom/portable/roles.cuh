@@ -19,10 +19,12 @@ struct DecodeArena : Arena<K> {
 
 // The decodes of a CTA, by the threads of the tile: its own list, and, if it is one of those that
 // decode, shared ones until none is left. What is drawn has two places, by turns: so a barrier
-// after each draw is enough, behind which all have left the list before, too.
+// after each draw is enough, behind which all have left the list before, too. Others do not even
+// look for a list: that is a load that all of the CTA would wait for.
 template <class Decode>
 WL_FN void stream_lists(const typename Decode::Params& p, char* shared_memory,
                         volatile Drawn& drawn) {
+  if (!drawn.decodes()) return;
   unsigned list = kDecodeLists * gridDim.x + drawn.cta();
 #pragma unroll 1
   for (int place = 0;; place ^= 1) {
