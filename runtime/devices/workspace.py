@@ -11,8 +11,10 @@ from warploom.runtime.devices.graph import is_capturing, refuse_under_capture
 from warploom.runtime.devices.streams import Streams
 from warploom.runtime.devices.tenancy import Tenancy
 from warploom.runtime.tensors.plain import refuse_freed
+from warploom.scheduler.model.layout import HEADER
 from warploom.scheduler.plans.capacity import WorkspaceSize
 
+_HEADER_BYTES = HEADER.dtype.itemsize
 _FOR_A_BATCH = {
     "need": "this batch needs",
     "remedy": "Give at least that. Declare Bounds, the largest batch, and workspace_size() says "
@@ -109,6 +111,10 @@ class Workspace:
         self.await_last()
         if size.total > self.bytes:
             self._memory = torch.empty(size.total, dtype=torch.uint8, device=self._device)
+            header = self._memory[size.offsets["plan"] :][:_HEADER_BYTES]
+            # No plan has such a status: what memory held before is not taken for a plan that a
+            # replay has made. (What a caller's memory holds may be one.)
+            header.fill_(0xFF)
         if not is_same:
             self._size, self._plan_ints = size, None
         if self._tenancy is not None:

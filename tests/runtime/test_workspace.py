@@ -22,8 +22,10 @@ from warploom.runtime.devices import streams, tenancy
 from warploom.runtime.devices.streams import Streams
 from warploom.runtime.devices.tenancy import Tenancy
 from warploom.runtime.devices.workspace import Workspace
+from warploom.runtime.planning.plan_status import REASONS
 from warploom.runtime.tensors import shortcuts
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
+from warploom.scheduler.model.layout import HEADER
 from warploom.scheduler.plans.capacity import WorkspaceSize
 
 CPU = torch.device("cpu")
@@ -169,6 +171,19 @@ def test_bytes_beyond_the_layout_are_nobodys() -> None:
     assert holds(first)
     first.fit(WorkspaceSize(1536, 0, 0, 256))
     assert not holds(second)
+
+
+def test_what_new_memory_held_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that only replays make is not there before the first, whatever was."""
+
+    def old(size: int, **given: Any) -> torch.Tensor:
+        return torch.zeros(size, **given)  # a status that plans have
+
+    monkeypatch.setattr(torch, "empty", old)
+    space = Workspace(CPU)
+    space.fit(SIZE)
+    status = [name for name, _ in HEADER.fields].index("status")
+    assert not 0 <= int(space.plan_ints[status]) < len(REASONS)
 
 
 class TwoBiases(Variant):
