@@ -11,7 +11,8 @@ each kind of request, "... alone" each half, which bounds all others. Of a row w
 "mixed" has twelve batches with goals, "mixed_drawn" N of drawn sizes, "mixed_lanes" such of other
 head sizes (N of the first, a third of the others) by ways of warploom alone, "mixed_pure" batches
 of one kind through a wrapper that has planned a mixed one, "mixed_fp8" the twelve over a cache of 8
-bits, without peers, and with a portable tile. A run that its limit ends keeps what it has.
+bits, without peers, and with a portable tile; "mixed_captured" has batches of any kind through
+wrappers for CUDA graphs. A run that its limit ends keeps what it has.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import mixed_captured
 import mixed_goals
 import mixed_ours
 import peers_mixed
@@ -58,7 +60,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tables import measured_ceiling
 
 CEILINGS = ("matmul", "copy", "read")
-TABLES = ("mixed", "mixed_drawn", "mixed_lanes", "mixed_pure", "mixed_fp8")
+TABLES = ("mixed", "mixed_drawn", "mixed_lanes", "mixed_pure", "mixed_fp8", "mixed_captured")
 DRAWN = 24
 LANES = (64, 96)  # of heads, the most common first
 
@@ -134,6 +136,14 @@ def pure_trial(name: str, shape: Shape, before: Shape) -> Trial:
     return Trial(case, partial(make_inputs, shape), Truth().check, ways, {})
 
 
+def captured_trials(small: bool, on_gpu: bool) -> Iterator[Trial]:
+    kind = KINDS["causal"]
+    for name, shape in mixed_captured.shapes(small).items():
+        case = Case(name, 0.0, "us", shape.bytes, shape.describe())
+        ways = mixed_captured.ways(kind, on_gpu)
+        yield Trial(case, partial(make_inputs, shape), Truth().check, ways, {})
+
+
 def with_lanes(batches: Sequence[Batch], dim: int) -> list[Batch]:
     """The same batches with heads of so many lanes: of all but the first size a third of them."""
     kept = batches if dim == LANES[0] else batches[: -(-len(batches) // 3)]
@@ -145,6 +155,9 @@ def trials_of(table: str, options: argparse.Namespace) -> list[Trial]:
     small = options.tiny or not on_gpu
     if table == "mixed_pure":
         trials = list(pure_trials(small))
+        return trials[::4] if options.quick else trials
+    if table == "mixed_captured":
+        trials = list(captured_trials(small, on_gpu))
         return trials[::4] if options.quick else trials
     drawn = table in ("mixed_drawn", "mixed_lanes")
     batches = cases(drawn_batches(options.drawn) if drawn else table_batches(), small)

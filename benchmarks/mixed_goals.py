@@ -293,4 +293,5 @@ SUMMARIES = {
     "mixed_pure": of_pure,
     "mixed_lanes": of_own,
     "mixed_fp8": of_own,
+    "mixed_captured": of_own,
 }

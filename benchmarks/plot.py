@@ -192,8 +192,9 @@ def draw_ratios(axes: Any, rows: Sequence[Row]) -> None:
     for impl in rivals:
         ratios = sorted(mixed_goals.gains_over([impl], rows).values())
         axes.plot(range(len(ratios)), ratios, color=color_of(impl, impls), label=impl)
-    fastest = sorted(mixed_goals.gains_over(rivals, rows).values())
-    axes.plot(range(len(fastest)), fastest, color="black", linewidth=2, label="the fastest of all")
+    if len(rivals) > 1:
+        best, label = sorted(mixed_goals.gains_over(rivals, rows).values()), "the fastest of all"
+        axes.plot(range(len(best)), best, color="black", linewidth=2, label=label)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_ylim(0.9, 2.5)  # single calls of peers take many times as long
     axes.set_xlabel(f"{len(cases)} batches, sorted for each line; some run fewer")
@@ -229,6 +230,7 @@ DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "mixed_lanes": draw_ratios,
     "mixed_pure": draw_bars,
     "mixed_fp8": draw_bars,
+    "mixed_captured": draw_ratios,
     "append": draw_bars,
     "shared_prefix": draw_bars,
     "shared_mixed": draw_bars,

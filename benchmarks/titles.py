@@ -30,6 +30,7 @@ TITLES = {
     "mixed_lanes": "Drawn mixed batches of other head sizes, by ways of warploom",
     "llama_step": "A step of paged_llama.py, eight layers of 8B, chunk/context/decodes, fp16",
     "mixed_pure": "Batches of one kind through a wrapper for mixed ones, heads 32/8, bf16",
+    "mixed_captured": "Batches through wrappers for CUDA graphs: chunks + decodes, bf16",
     "mixed_fp8": "The same over keys and values in 8 bits, heads 32/8, bf16 queries",
     "append": "New keys and values into a paged cache, 8 heads of 128, from bf16",
     "shared_prefix": "Decode of requests that share a prefix, suffixes of 128, bf16",
