@@ -80,7 +80,7 @@ def _check_tile(tile: Any, group_size: int) -> None:
         raise ArgumentError(name="tile", reason=f"is {tile!r}; expected a TileConfig or None")
     _check_sizes(tile)
     if tile.decode is not None:
-        _check_roles(tile, tile.decode)
+        _check_roles(tile, tile.decode, group_size)
         _check_sizes(tile.decode)
         if tile.decode.rows < group_size:
             reason = (
@@ -101,15 +101,18 @@ def _check_sizes(tile: TileConfig) -> None:
         raise ArgumentError(name="tile", reason=reason)
 
 
-def _check_roles(tile: TileConfig, decode: Any) -> None:
+def _check_roles(tile: TileConfig, decode: Any, group_size: int) -> None:
     """Refuse a tile for decodes that no launch can have beside the other; raises ArgumentError."""
     if not isinstance(decode, TileConfig):
         reason = f"has decode={decode!r}; expected a TileConfig or None"
     elif decode.decode is not None:
         reason = "has a `decode` that has one itself; there are two roles"
     elif not 1 <= decode.rows < tile.rows:
-        fewer = f"1 to {tile.rows - 1}, fewer than the {tile.rows} of the tile for prefills"
-        reason = f"has {decode.rows} rows for decodes; expected {fewer}"
+        most = tile.rows - 1
+        reason = (
+            f"has {decode.rows} rows for decodes; expected {min(group_size, most)} to {most}, "
+            f"fewer than the {tile.rows} of the tile for prefills"
+        )
     else:
         return
     raise ArgumentError(name="tile", reason=reason)
