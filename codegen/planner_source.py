@@ -78,15 +78,25 @@ ROLE_SITE = (
     ("decode_claim", "least cost of a shared list of decodes"),
     ("cached_keys", "keys of one head that the cache holds; 0: all"),
 )
-# Behind SITE where tiles are assigned the longest first; lines and slices have no meaning then.
-LIST_SITE = (
-    ("active_ctas", "CTAs that may get work"),
+# Where tiles are assigned the longest first; lines and slices have no meaning then.
+LEVEL_SITE = (
     ("section_keys", "keys of one head that the cache holds; 0: no sections"),
     ("sharing_tiles", "tiles of a segment from which on they are assigned by sections"),
     ("tolerance", "order and limit are kept to 1/tolerance of the mean load"),
     ("worth_cutting", "tiles are cut if a load is 1/worth_cutting above the mean"),
     ("worth_saving", "and if that takes 1/worth_saving of the largest load"),
     ("tried", "limits at a time"),
+)
+LIST_SITE = (ROLE_SITE[0], *LEVEL_SITE)  # behind SITE; the first is `active_ctas`
+# Behind ROLE_SITE and LEVEL_SITE where some prefills are dealt: costs by which they are, and which.
+DEAL_SITE = (
+    ("dealt_fixed", "cost of an item without keys"),
+    ("dealt_per_tile", "cost of a key tile"),
+    ("dealt_grain", "key tiles of the shortest piece"),
+    ("dealt_partial", "cost of a partial result"),
+    ("most_dealt", "prefills beside decodes for each CTA that prefills"),
+    ("fewest_dealers", "CTAs that prefill beside decodes"),
+    ("smallest_group", "query heads of a key/value head where there are decodes"),
 )
 
 
@@ -96,11 +106,11 @@ class PlannerSpec(KernelSpec):
 
     Attributes:
         variant: its mask and that mask's inputs count.
-        has_roles: it plans two roles.
+        has_roles: its plans have two roles.
         threads: of the team of a device; not in the source, and neither is the next.
         scratch: bytes that a team works in.
-        longest_first: it assigns tiles the longest first, which hosts alone do; else it cuts lines
-            of items by Stream-K.
+        longest_first: it assigns tiles the longest first, which hosts alone do; of two roles, where
+            that is better. Else it cuts lines of items by Stream-K.
     """
 
     variant: TracedVariant
@@ -141,14 +151,15 @@ class PlannerSpec(KernelSpec):
     @property
     def site(self) -> tuple[tuple[str, str], ...]:
         """Numbers of a kernel, in order."""
-        more = ROLE_SITE if self.has_roles else LIST_SITE if self.longest_first else ()
-        return (*SITE, *more)
+        if not self.has_roles:
+            return (*SITE, *LIST_SITE) if self.longest_first else SITE
+        return (*SITE, *ROLE_SITE, *((*LEVEL_SITE, *DEAL_SITE) if self.longest_first else ()))
 
     @property
     def _header(self) -> str:
         """Which file has the algorithm."""
         if self.longest_first:
-            return "host_planner/longest_first_planner"
+            return f"host_planner/{'dealing_role' if self.has_roles else 'longest_first'}_planner"
         return "planner/role_planner" if self.has_roles else "planner/planner"
 
     @property
@@ -213,12 +224,17 @@ def _scratch_bytes(max_tiles: int, max_requests: int, slices: int, marks: int) -
 def list_scratch_bytes(
     max_tiles: int, max_requests: int, slices: int, num_kv_heads: int, num_ctas: int
 ) -> int:
-    """The same of `Memory` in longest_first_planner.hpp, with what levelling.hpp takes."""
+    """The same of longest_first_planner.hpp."""
     tiles = -(-scratch_bytes(max_tiles, max_requests, slices) // 8) * 8
+    return tiles + deal_scratch_bytes(max_tiles, max_requests, num_kv_heads, num_ctas)
+
+
+def deal_scratch_bytes(max_tiles: int, max_requests: int, num_kv_heads: int, num_ctas: int) -> int:
+    """Of `Dealing` in dealing.hpp, with what levelling.hpp takes."""
     items = (16 + 12) * max_tiles * num_kv_heads
-    ctas = (8 + 4 + 4) * num_ctas + 8 + 4
+    ctas = (8 + 32 + 4 + 4 + 4 + 8 + 8) * num_ctas + 8 + 4
     levelling = (2 * 8 + 3 * 4 + 2 * 16) * num_ctas
-    return tiles + items + 8 * max_requests + ctas + 4 + levelling
+    return -(-(items + 8 * max_requests + ctas + 4 + levelling) // 8) * 8
 
 
 def _mask(variant: TracedVariant) -> Node | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.model.bounds import INT32_MAX, Bounds
 from warploom.scheduler.model.cost import PIECE
 from warploom.scheduler.model.layout import Records
-from warploom.scheduler.model.problem import Problem
+from warploom.scheduler.model.problem import SHARING_TILES, Problem
 from warploom.scheduler.model.roles import FIRST, Role, RolePrices
 from warploom.scheduler.model.visibility import Visibility
 from warploom.scheduler.partition.fixed import ChunkCounts
@@ -38,9 +38,6 @@ from warploom.scheduler.plans.verify import verify
 _KEPT = 256  # sizes, and choices of tiles
 INVARIANT_ROWS = 64.0  # fused rows for which an invariant wrapper without bounds takes its tile
 INVARIANT_SPLIT = 2048  # keys; chunks of this size keep a GPU busy from a few requests on
-# Tiles per segment from which on they are assigned in the order of their keys. All of them read the
-# same keys, and fewer leave the cache too little to share for that to decide the order.
-SHARING_TILES = 4
 Grown = TypeVar("Grown", Bounds, ChunkCounts)
 
 
@@ -256,7 +253,8 @@ class Rules:
     def uses_stream_k(self, batch: Batch, tile: TileConfig) -> bool:
         """True if segments have few tiles, or the GPU.
 
-        Of two roles each is partitioned so, if bits may depend on the batch.
+        Of two roles, if bits may depend on the batch: whether nothing else may be. A host deals
+        some prefills, a device none (decision 0062).
 
         The order of tiles that share keys matters to the cache, so long prefills are assigned
         longest first, section by section; for decoding and appending a Stream-K partition is as
@@ -267,7 +265,7 @@ class Rules:
         if self.options.batch_invariant:
             return False
         if tile.decode is not None:
-            return True
+            return isinstance(batch, OnDevice)
         segments = batch.sizes.num_segments
         fused = batch.sizes.segment_rows * self.heads.group_size
         if not _shares_keys(fused, tile, segments):
@@ -359,6 +357,15 @@ def may_be_longest_first(tile: TileConfig, options: Options, group_size: int) ->
     if bounds is None:
         return True
     return _shares_keys(bounds.max_q_rows * group_size, tile, 1)  # of a single segment
+
+
+def planner_kinds(
+    tiles: Iterable[TileConfig], options: Options, group_size: int
+) -> set[tuple[bool, bool]]:
+    """Native planners of a host that batches may need: of two roles or not, and longest first."""
+    tiles = set(tiles)
+    kinds = {(bool(tile.of_roles), bool(tile.of_roles)) for tile in tiles}
+    return kinds | {(False, True) for t in tiles if may_be_longest_first(t, options, group_size)}
 
 
 def _shares_keys(fused: int, tile: TileConfig, segments: int) -> bool:

@@ -133,12 +133,12 @@ def described(plan: Plan, by: str) -> str:
         for name, field in (("num_q", "num_q"), ("kv_count", "kv_count"), ("kv_len", "kv_len"))
     )
     tiles = " and ".join(f"{role.rows}x{role.keys}" for role in problem.roles)
-    by_stream_k = problem.stream_k or bool(problem.smaller and problem.split_size is None)
     return (
         f"planned by {by} for {problem.num_kv_heads} key/value heads in groups of "
         f"{problem.group_size}, "
         f"tiles of {tiles}, {problem.active_ctas} of {problem.num_ctas} CTAs, "
-        f"split_size={problem.split_size}, stream_k={by_stream_k}; "
+        f"split_size={problem.split_size}, stream_k={problem.stream_k}, "
+        f"piece_keys={problem.piece_keys}, prices={problem.prices}; "
         f"segments: {'; '.join(lengths)}"
     )
 

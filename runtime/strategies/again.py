@@ -17,10 +17,11 @@ from warploom.codegen.choice.role_choice import MANY_ROWS
 from warploom.codegen.choice.role_cost import SHIPPED
 from warploom.runtime.formats.batch import Sizes
 from warploom.runtime.planning.mixes import Mix, may_be_mixed
-from warploom.runtime.planning.rules import SHARING_TILES, Rules
+from warploom.runtime.planning.rules import Rules
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.strategies.size_classes import SizeClass
 from warploom.scheduler.model.bounds import INT32_MAX
+from warploom.scheduler.model.problem import SHARING_TILES
 
 _ALIKE = struct.Struct("=4q23i4x")  # warploom::Alike
 _UNASKED = (0,) * 4, (1, 1, 1, 1, 0), (0,) * 4  # whether two roles pay

@@ -15,7 +15,8 @@ from warploom.runtime.formats import format_of
 from warploom.runtime.formats.batch import Arguments, Batch, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.strategies.planner_params import PlannerParams
-from warploom.runtime.strategies.size_classes import Site, SizeClasses
+from warploom.runtime.strategies.site import Site
+from warploom.runtime.strategies.size_classes import SizeClasses
 from warploom.runtime.strategies.strategy import Planned
 from warploom.runtime.tensors.index_arrays import is_index_tensor
 from warploom.scheduler.model.layout import c_structs

@@ -21,7 +21,7 @@ from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.strategies.again import Again
 from warploom.runtime.strategies.planner_params import PlannerParams
-from warploom.runtime.strategies.size_classes import Site
+from warploom.runtime.strategies.site import Site
 from warploom.runtime.tensors.index_arrays import IndexArrays, IndexReader
 from warploom.scheduler.model.bounds import INT32_MAX, Bounds
 from warploom.scheduler.model.layout import c_structs

@@ -9,7 +9,7 @@ from warploom.errors import CompileForbidden, NoHostCompiler, WarploomError
 from warploom.logs import log
 from warploom.runtime.formats.batch import Arguments, Batch, Measured, RoleSizes, RoleTiles
 from warploom.runtime.inputs.inputs import Inputs
-from warploom.runtime.planning.rules import may_be_longest_first
+from warploom.runtime.planning.rules import planner_kinds
 from warploom.runtime.strategies.again import Again
 from warploom.runtime.strategies.host_planner import HostPlanner
 from warploom.runtime.strategies.size_classes import SizeClass, SizeClasses, Values, values_of
@@ -36,7 +36,8 @@ class HostStrategy:
     def _found(self) -> HostPlanner | None:
         """A planner, made when first needed; None where there is no compiler."""
         if self._last is None and self._may_be:
-            self._last = self._of(self._classes.rules.always_has_roles, longest_first=False)
+            has_roles = self._classes.rules.always_has_roles
+            self._last = self._of(has_roles, longest_first=has_roles)
             self._may_be = self._last is not None
         return self._last
 
@@ -61,11 +62,9 @@ class HostStrategy:
         rules = self._classes.rules
         if self._found() is None:
             return
-        if rules.mixes is not None:
-            self._of(has_roles=True, longest_first=False)
-        tiles, group = {choice.tile for choice in rules.choices()}, rules.heads.group_size
-        if any(may_be_longest_first(tile, rules.options, group) for tile in tiles):
-            self._of(has_roles=False, longest_first=True)
+        tiles, group_size = (choice.tile for choice in rules.choices()), rules.heads.group_size
+        for kind in sorted(planner_kinds(tiles, rules.options, group_size)):
+            self._of(*kind)
 
     def again(self, given: Arguments) -> Planned | None:
         """Plan a batch like the last one, if this strategy has planned that; else None.

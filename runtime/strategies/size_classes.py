@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeAlias
@@ -11,186 +10,31 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from warploom.codegen.planner_source import (
-    LIST_SITE,
-    OUTPUTS,
-    ROLE_SITE,
-    SITE,
-    list_scratch_bytes,
-    role_scratch_bytes,
-    scratch_bytes,
-)
-from warploom.codegen.source import TileChoice, TileConfig
-from warploom.dsl.types.formats import KVFormat
+from warploom.codegen.source import TileChoice
 from warploom.errors import NotPlanned, NotReplayed
 from warploom.runtime.devices.graph import is_capturing
-from warploom.runtime.formats import format_of, make_batch
+from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Arrays, Measured, OnDevice
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.launching.kernels import Kernel, Kernels
 from warploom.runtime.planning.memory import PlanMemory
 from warploom.runtime.planning.plan_status import GOOD
-from warploom.runtime.planning.rules import SHARING_TILES, Rules
+from warploom.runtime.planning.rules import Rules
 from warploom.runtime.planning.verify_plans import (
     check_batch,
     check_header,
     holds_plan_of,
     verify_planned,
 )
-from warploom.runtime.planning.visibility import Heads
+from warploom.runtime.strategies.site import Lists, Site
 from warploom.runtime.strategies.strategy import Planned, Read
 from warploom.scheduler.model.bounds import Bounds
-from warploom.scheduler.model.cost import CostModel
-from warploom.scheduler.model.problem import TOLERANCE, WORTH_CUTTING, WORTH_SAVING
-from warploom.scheduler.model.roles import MOST_CTAS, PER_IDLE_PREFILL, SLICES, RolePrices
-from warploom.scheduler.partition.balance import TRIED
-from warploom.scheduler.partition.role_lists import DECODES_SHARED, SHARED
-from warploom.scheduler.partition.stream_k import FEW, IDLE, SNAP, Grid
-from warploom.scheduler.plans.capacity import Capacity, WorkspaceSize
+from warploom.scheduler.plans.capacity import WorkspaceSize
 from warploom.scheduler.plans.unpack import unpack, unpack_batch
 
 _KEPT = 16  # choices that have size classes
 _SIZES = 4  # classes of a choice: making one takes longer than a plan
-_MOST_LOAD = 2**47  # what `queued` of levelling.hpp leaves for loads, beside a CTA's number
-_MOST_PRICE = 2**62  # what other planners count with
-_MOST_SECTIONS = 2**31  # what `sort_by_section` leaves for their numbers, beside an item's
 _Unpacked: TypeAlias = tuple[npt.NDArray[np.int32], Arrays]
-
-
-@dataclass(frozen=True)
-class Lists:
-    """Where tiles are assigned the longest first.
-
-    Attributes:
-        piece_keys: keys that a partial result is worth.
-        cached_keys: keys of one head that the cache holds, or None: all.
-    """
-
-    piece_keys: int
-    cached_keys: int | None
-
-
-@dataclass(frozen=True)
-class Site:
-    """Where plans go, and for which kernel: all that they have in common.
-
-    Attributes:
-        room: layout of the plan.
-        active_ctas: CTAs that may get work.
-        numbers: `PlannerSpec.site` of `codegen.planner_source`.
-        max_tiles: query tiles that batches within the room's bounds have.
-        slices: CTAs of a line; of two roles, two for each CTA, for the threads of a device.
-        scratch: bytes that a planner works in.
-        is_counted: its CTAs and loads are numbers that compiled planners can count with.
-    """
-
-    room: Capacity
-    active_ctas: int
-    numbers: tuple[int, ...]
-    max_tiles: int
-    slices: int
-    scratch: int
-    is_counted: bool
-
-    @classmethod
-    def of(
-        cls,
-        kv_format: KVFormat,
-        heads: Heads,
-        tile: TileConfig,
-        room: Capacity,
-        active_ctas: int,
-        prices: RolePrices | None = None,
-        lists: Lists | None = None,
-    ) -> Site:
-        """That of a format with a `native_storage`, heads, and the tile of a kernel.
-
-        Tiles of two roles have prices. Without `lists` lines of items are cut by Stream-K.
-        """
-        storage, bounds = format_of(kv_format).native_storage, room.bounds
-        assert storage is not None  # others measure no batch, and no device plans them
-        grid = Grid.of(active_ctas, heads.num_kv)
-        cost = CostModel.for_stream_k(tile.rows, tile.keys)
-        if lists is not None:
-            cost = CostModel.of(tile.rows, tile.keys, lists.piece_keys)
-        tiles = bounds.max_q_rows * heads.group_size // tile.rows + bounds.max_requests
-        numbers = _in_order(
-            SITE, storage=storage, page_size=kv_format.block_kv, max_requests=bounds.max_requests,
-            max_tiles=tiles, num_ctas=room.num_ctas, lines=grid.lines, heads_per_line=grid.heads,
-            slices=grid.slices, rows=tile.rows, keys=tile.keys, group_size=heads.group_size,
-            num_q_heads=heads.num_q, num_kv_heads=heads.num_kv, fixed=cost.fixed,
-            per_tile=cost.per_tile, grain=cost.grain, partial=cost.partial, few=FEW, snap=SNAP,
-        )  # fmt: skip
-        # the length of all lines, and prices of all items, are multiplied by numbers of CTAs
-        most, longest = tiles * heads.num_kv, cost.of_longest(bounds.max_kv_len, tile.keys)
-        slices, scratch = grid.slices, scratch_bytes(tiles, bounds.max_requests, grid.slices)
-        is_counted = most * longest * active_ctas < _MOST_PRICE
-        if lists is not None:
-            numbers += _list_numbers(active_ctas, lists)
-            ctas = heads.num_kv, room.num_ctas
-            scratch = list_scratch_bytes(tiles, bounds.max_requests, grid.slices, *ctas)
-            is_counted = most * longest < _MOST_LOAD and room.num_ctas <= MOST_CTAS
-            if lists.cached_keys is not None:
-                keys = bounds.max_requests * bounds.max_kv_len * heads.num_kv
-                is_counted = is_counted and keys // lists.cached_keys < _MOST_SECTIONS
-        elif prices is not None and tile.decode is not None:
-            numbers += _role_numbers(tile, active_ctas, prices)
-            slices = 2 * active_ctas
-            scratch = role_scratch_bytes(tiles, bounds.max_requests, active_ctas, SLICES)
-            longest = _longest_price(tile, prices, bounds.max_kv_len)
-            is_counted = most * longest * active_ctas < _MOST_PRICE
-        return cls(room, active_ctas, numbers, tiles, slices, scratch, is_counted)
-
-    @cached_property
-    def _at(self) -> dict[int, tuple[int, ...]]:
-        return {}
-
-    def outputs(self, address: int) -> tuple[int, ...]:
-        """Addresses of the sections that OUTPUTS names."""
-        if address not in self._at:  # few: those of a workspace, or of a ring of buffers
-            self._at[address] = tuple(address + 4 * self.room.offsets[name] for name in OUTPUTS)
-        return self._at[address]
-
-
-def _in_order(fields: Sequence[tuple[str, str]], **numbers: int) -> tuple[int, ...]:
-    """Numbers, of which each has its name, in the order in which planners take them."""
-    assert len(numbers) == len(fields)  # and a name that is missing is a KeyError
-    return tuple(numbers[name] for name, _ in fields)
-
-
-def _role_numbers(tile: TileConfig, active_ctas: int, prices: RolePrices) -> tuple[int, ...]:
-    decode = tile.decode
-    assert decode is not None  # it has two roles
-    cost = CostModel.for_stream_k(decode.rows, decode.keys)
-    prefill_price, decode_price = prices.units
-    return _in_order(
-        ROLE_SITE, active_ctas=active_ctas, decode_rows=decode.rows, decode_keys=decode.keys,
-        decode_fixed=cost.fixed, decode_per_tile=cost.per_tile, decode_grain=cost.grain,
-        decode_partial=cost.partial, prefill_price=prefill_price, decode_price=decode_price,
-        saturating=prices.saturating, per_idle_prefill=PER_IDLE_PREFILL,
-        per_shared_prefill=SHARED,
-        shortest_cut=prices.cut_tiles(tile.keys), per_idle_cta=IDLE,
-        per_shared_decode=DECODES_SHARED, decode_claim=prices.least_claim(cost, decode.keys),
-        cached_keys=prices.cached_keys or 0,
-    )  # fmt: skip
-
-
-def _list_numbers(active_ctas: int, lists: Lists) -> tuple[int, ...]:
-    return _in_order(
-        LIST_SITE, active_ctas=active_ctas, section_keys=lists.cached_keys or 0,
-        sharing_tiles=SHARING_TILES, tolerance=TOLERANCE, worth_cutting=WORTH_CUTTING,
-        worth_saving=WORTH_SAVING, tried=TRIED,
-    )  # fmt: skip
-
-
-def _longest_price(tile: TileConfig, prices: RolePrices, max_kv_len: int) -> int:
-    """Of the longest item of either role."""
-    roles = tile, tile.decode
-    return sum(
-        unit * CostModel.for_stream_k(role.rows, role.keys).of_longest(max_kv_len, role.keys)
-        for role, unit in zip(roles, prices.units, strict=True)
-        if role is not None
-    )
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from warploom.runtime.declaring.wrapper_options import checked_options, kernel_p
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.pretransformed_keys import Way
 from warploom.runtime.planning.composed import rules_of
-from warploom.runtime.planning.rules import Options, may_be_longest_first
+from warploom.runtime.planning.rules import Options, planner_kinds
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.wrappers.append import Appender
 from warploom.runtime.wrappers.selection import PageSelectionWrapper
@@ -137,14 +137,15 @@ class AttentionDeclaration(Declaration):
             return
         stored = self._wrapper.planned_format(spec.kv_format)
         declared = options.bounds is not None
-        for has_roles in sorted({bool(one.tile.of_roles) for one in choices}):
-            planner, structs = PlannerSpec(spec.variant, has_roles), c_structs(roles=has_roles)
-            yield from ((planner.render("cpp", structs), host) for host in hosts)
-            if isinstance(target, Arch) and declared and stored.plans_on_device:
-                yield planner.render("cuda", structs), target
-        if any(may_be_longest_first(one.tile, options, heads.group_size) for one in choices):
-            planner = PlannerSpec(spec.variant, longest_first=True)
-            yield from ((planner.render("cpp", c_structs()), host) for host in hosts)
+        tiles = [one.tile for one in choices]
+        for has_roles, longest_first in sorted(planner_kinds(tiles, options, heads.group_size)):
+            planner = PlannerSpec(spec.variant, has_roles, longest_first=longest_first)
+            source = planner.render("cpp", c_structs(roles=has_roles))
+            yield from ((source, host) for host in hosts)
+        if isinstance(target, Arch) and declared and stored.plans_on_device:
+            for has_roles in sorted({bool(tile.of_roles) for tile in tiles}):
+                planner = PlannerSpec(spec.variant, has_roles)
+                yield planner.render("cuda", c_structs(roles=has_roles)), target
 
     def _checked(self, target: Arch | HostTarget) -> tuple[AttentionSpec, Heads, Options, _Parts]:
         kind = "cuda" if isinstance(target, Arch) else "cpu"

@@ -287,8 +287,12 @@ def _part(planned: Planned) -> str:
 
 def _assigned(plan: Plan) -> str:
     if plan.problem.smaller:
-        way = "by a Stream-K partition" if plan.problem.split_size is None else "longest first"
-        return f"{way}: several roles"
+        way = "longest first"
+        if plan.problem.split_size is None:
+            way = "by a Stream-K partition"
+            if not (plan.problem.stream_k or isinstance(plan, ComposedPlan)):
+                way = f"prefills longest first where they are few or alone, else {way}"
+        return f"{way}: the tile has two roles"
     return "by a Stream-K partition: few query tiles" if plan.problem.stream_k else "longest first"
 
 

@@ -239,14 +239,15 @@ def _deal(tiles: PackedTiles, num_shared: int, problem: Problem) -> tuple[WorkLi
     first = longest_first(cost[shared:], tiles.part[shared:], mean, problem.num_kv_heads)
     then = longest_first(cost[:shared], tiles.part[:shared], mean, problem.num_kv_heads)
     tile, head = np.concatenate(((first[0] + shared, first[1]), then), axis=1)
-    cost = cost[tile]
-    cta, last, moves = deal_and_level(cost, span[tile], mean, problem.active_ctas, model)
+    cost, span = cost[tile], span[tile]
+    cta, last, moves = deal_and_level(cost, span, mean, problem.active_ctas, model)
     items = _whole_items(tiles, tile, head)
     if moves is not None:
         owner = last[moves.owner]
         pieces = _cut(items, owner, moves, problem.keys)
         items, tile = np.concatenate((items, pieces)), np.append(tile, tile[owner])
-        cta, cost = moves.join(cta, cost, owner, model)
+        cta, span = moves.join(cta, span, owner)
+        cost = model.of_chunks(span)
     order = np.lexsort((-cost, items["segment"] >= num_shared, cta))
     indptr, loads = ranges_and_loads(cta, cost, problem.num_ctas)
     return WorkList(indptr, items[order], np.zeros(0, MERGE.dtype), loads), tile[order]

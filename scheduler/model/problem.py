@@ -21,6 +21,9 @@ TOLERANCE = 64
 # 1/WORTH_SAVING of the largest load: costs are not known to less.
 WORTH_CUTTING = 16
 WORTH_SAVING = 32
+# Tiles per segment from which on they are assigned in the order of their keys. All of them read the
+# same keys, and fewer leave the cache too little to share for that to decide the order.
+SHARING_TILES = 4
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,11 @@ class Problem:
         section_keys: keys of one head that the device's cache holds; tiles that share keys are then
             run at the same time, see `sections`. None: the order of costs alone.
         stream_k: cut the line of all items at multiples of the mean load (`partition.stream_k`)
-            instead of assigning the longest first; neither split nor sections then.
-        smaller: another role, for segments whose rows its tile holds; see `roles`. Such
-            plans are partitioned by Stream-K (`partition.role_lists`), whatever `stream_k` says,
-            or cut at fixed multiples (`partition.role_chunks`). There are no sections then.
+            instead of assigning the longest first; neither split nor sections then. Of two roles:
+            nothing but that, where some prefills could be dealt (`partition.dealt_prefills`).
+        smaller: another role, for segments whose rows its tile holds; see `roles`. Such plans are
+            made by `partition.role_lists`, or cut at fixed multiples by `partition.role_chunks`.
+            There are no sections then.
         prices: what work of each role costs; needed where there are two.
         only: (n,) the segments to plan, in order; None: all.
         piece_keys: keys that a CTA could compute with while it opens a piece of a tile, writes its

@@ -24,7 +24,7 @@ MOST_CTAS = 2**16 - 1
 ROUNDS = 4  # of whole prefills, at most: the first for CTAs of their own, the others to be claimed
 ENDS = 3  # lengths of shared lists behind others, at most, each half of the one before
 # The role of each num_ctas lists of a plan: those that CTAs have for their own, which any CTA
-# claims (rounds, then ends; or whole prefills), and which decoding ones do.
+# claims (rounds, then ends; or whole prefills; or pieces), and which decoding ones do.
 ROLE_OF_LISTS = (0, 1, *(0,) * (ROUNDS - 1 + ENDS), *(1,) * ENDS)
 SLICES = (ROUNDS + ENDS, 1 + ENDS)  # of each role's lines for each CTA, at most
 SHARED_PREFILLS, SHARED_DECODES = 2, len(ROLE_OF_LISTS) - ENDS  # where these begin

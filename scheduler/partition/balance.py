@@ -113,18 +113,16 @@ class Moves:
         """(pieces,) true for the first piece of an owner."""
         return np.append(True, self.owner[1:] != self.owner[:-1])
 
-    def join(self, cta: Ints, cost: Ints, item: Ints, model: CostModel) -> tuple[Ints, Ints]:
-        """CTA and cost of items, of which owners are shorter, and then of the pieces.
+    def join(self, cta: Ints, visible: Ints, item: Ints) -> tuple[Ints, Ints]:
+        """CTA and visible key tiles of items, of which owners are shorter, and then of the pieces.
 
         Args:
-            cta, cost: (n,) of the items before.
+            cta, visible: (n,) of the items before.
             item: (pieces,) which of them each piece is cut from.
-            model: costs.
         """
-        cost, opens = cost.copy(), self.opens
-        cost[item[opens]] = model.of_chunks(self.begin[opens])
-        pieces = model.of_chunks(self.end - self.begin)
-        return np.append(cta, self.cta), np.append(cost, pieces)
+        visible, opens = visible.copy(), self.opens
+        visible[item[opens]] = self.begin[opens]
+        return np.append(cta, self.cta), np.append(visible, self.end - self.begin)
 
 
 def level(queue: Ints, visible: Ints, mean: int, model: CostModel) -> Moves | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from warploom.scheduler.model.layout import MERGE, Ints, Records
@@ -13,19 +15,45 @@ from warploom.scheduler.partition.ordering import assigning_order
 
 def build(problem: Problem) -> WorkList:
     """Plans one batch. `tests/support/plan_text.py` is the same, item by item."""
+    found = assign(problem)
+    cost = problem.cost_model.of_chunks(found.visible)
+    return by_cta(found.items, found.merges, found.cta, cost, problem.num_ctas)
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """Items of one tile, shape (n,) each but for the merges.
+
+    Attributes:
+        items: WORK_ITEM records: whole ones, or what is left of them, and then the pieces that
+            level loads; each CTA's in the order in which it does them.
+        merges: MERGE records.
+        cta: that has each.
+        visible: key tiles of each.
+        pieces: how many there are.
+    """
+
+    items: Records
+    merges: Records
+    cta: Ints
+    visible: Ints
+    pieces: int
+
+
+def assign(problem: Problem) -> Assigned:
+    """Gives all items to CTAs."""
     tiles, model = query_tiles(problem), problem.cost_model
     cost = model.of_chunks(tiles.visible)
     mean = -(-int(cost.sum()) * problem.num_kv_heads // problem.active_ctas)
     tile, head = assigning_order(problem, cost, tiles.segment, mean)
-    cost, items = cost[tile], tiles.items(tile, head)
-    visible, merges = tiles.visible[tile], np.zeros(0, MERGE.dtype)
-    cta, last, moves = deal_and_level(cost, visible, mean, problem.active_ctas, model)
-    if moves is not None:
-        owner = last[moves.owner]
-        pieces, merges = _cut(items, owner, tiles.take(tile[owner]), moves, problem)
-        items = np.concatenate((items, pieces))
-        cta, cost = moves.join(cta, cost, owner, model)
-    return by_cta(items, merges, cta, cost, problem.num_ctas)
+    items, visible = tiles.items(tile, head), tiles.visible[tile]
+    cta, last, moves = deal_and_level(cost[tile], visible, mean, problem.active_ctas, model)
+    if moves is None:
+        return Assigned(items, np.zeros(0, MERGE.dtype), cta, visible, 0)
+    owner = last[moves.owner]
+    pieces, merges = _cut(items, owner, tiles.take(tile[owner]), moves, problem)
+    cta, visible = moves.join(cta, visible, owner)
+    return Assigned(np.concatenate((items, pieces)), merges, cta, visible, len(pieces))
 
 
 def _cut(

@@ -21,8 +21,8 @@ from warploom.scheduler.model.problem import Problem, WorkList
 from warploom.scheduler.model.roles import SLICES
 from warploom.scheduler.partition.balance import assign
 from warploom.scheduler.partition.fixed import Chunks
+from warploom.scheduler.partition.pieces import Pieces
 from warploom.scheduler.partition.role_lists import SHARED, RoleLists, in_lists
-from warploom.scheduler.partition.stream_k import Pieces
 
 
 def build(problem: Problem) -> WorkList:

@@ -17,11 +17,14 @@ is lists of whole ones instead, a few rounds in the order of the line; the rest 
 CTAs then work at tiles of the same heads at the same time, and memory is asked for their keys once.
 With an equal part of the line for each CTA all heads are read at once, at different places.
 
-Short prefills are never cut (`RolePrices.shortest_cut`): lists are of whole ones then, mostly of
-one. Where the cache holds their keys, each tile of all heads comes before the next, so that the
-last ones of a request, of all heads, are its shortest. Who prefills claims the next list, as do
-decoding CTAs that are done. But where they are few, one may take longer than an equal part by more
-than what cutting costs.
+On a host prefills that are few for each CTA, or stand alone, are dealt the longest first instead
+(`dealt_prefills`).
+
+Short prefills beside decodes are never cut (`RolePrices.shortest_cut`): lists are of whole ones
+then, mostly of one. Where the cache holds their keys, each tile of all heads comes before the next,
+so that the last ones of a request, of all heads, are its shortest. Who prefills claims the next
+list, as do decoding CTAs that are done. But where they are few, one may take longer than an equal
+part by more than what cutting costs.
 """
 
 from __future__ import annotations
@@ -42,11 +45,12 @@ from warploom.scheduler.model.roles import (
     num_lists,
 )
 from warploom.scheduler.model.tiles import Tiles, query_tiles
+from warploom.scheduler.partition.dealt_prefills import are_dealt, deal
+from warploom.scheduler.partition.pieces import Pieces
 from warploom.scheduler.partition.stream_k import (
     SNAP,
     Grid,
     Line,
-    Pieces,
     boundaries_at,
     cut,
     partition,
@@ -59,16 +63,26 @@ DECODES_SHARED = 8  # 1 of so many decodes is for any CTA that decodes
 def build(problem: Problem) -> WorkList:
     """Plans one batch. `tests/support/plan_text_roles.py` is the same, item by item."""
     prefill, decode = problem.by_role()
-    return share_out(query_tiles(prefill), query_tiles(decode), problem)
+    may_deal = not problem.stream_k
+    return share_out(query_tiles(prefill), query_tiles(decode), problem, may_deal)
 
 
-def share_out(of_prefill: Tiles, of_decode: Tiles, problem: Problem) -> WorkList:
-    """Lists of the work on the tiles of both roles, which all key/value heads have."""
+def share_out(
+    of_prefill: Tiles, of_decode: Tiles, problem: Problem, may_deal: bool = False
+) -> WorkList:
+    """Lists of the work on the tiles of both roles, which all key/value heads have.
+
+    Args:
+        of_prefill, of_decode: of each role.
+        problem: of both.
+        may_deal: prefills may be dealt the longest first; else they lie on a line.
+    """
     assert problem.prices is not None  # checked with the roles
     prefill, decode = problem.by_role()
     work = [_length(of_prefill, prefill), _length(of_decode, decode)]
     prefill_ctas, decode_ctas = problem.prices.ctas(work, problem.active_ctas)
-    own, num_shared_prefills = _prefills(of_prefill, prefill, prefill_ctas)
+    is_alone = len(of_decode.segment) == 0
+    own, num_shared_prefills = _prefills(of_prefill, prefill, prefill_ctas, may_deal, is_alone)
     grid = Grid.of(max(1, decode_ctas), decode.num_kv_heads)
     has_both = len(own.items) > 0 and decode_ctas > 1
     others, shared = _decodes(of_decode, decode, grid, problem.prices if has_both else None)
@@ -118,12 +132,18 @@ def _length(tiles: Tiles, problem: Problem) -> int:
     return int(problem.cost_model.of_chunks(tiles.visible).sum()) * problem.num_kv_heads
 
 
-def _prefills(tiles: Tiles, problem: Problem, ctas: int) -> tuple[Pieces, int]:
+def _prefills(
+    tiles: Tiles, problem: Problem, ctas: int, may_deal: bool, is_alone: bool
+) -> tuple[Pieces, int]:
     """Pieces of so many CTAs, then those of shared lists; and how many of these."""
     if len(tiles.segment) == 0:
         return Pieces.none(), 0
     line = Line.of(tiles, problem.num_kv_heads, problem.cost_model)
-    if problem.active_ctas > 1 and line.visible.max() < _least_cut(line, problem, ctas):
+    are_short = problem.active_ctas > 1 and line.visible.max() < _least_cut(line, problem, ctas)
+    may_deal = may_deal and (is_alone or not are_short)
+    if may_deal and are_dealt(len(line.tile), ctas, problem.group_size, is_alone):
+        return deal(problem, ctas, is_alone)
+    if are_short:
         if not _reads_beyond_cache(tiles, problem):
             line = Line.of(tiles, problem.num_kv_heads, problem.cost_model, by_tile=True)
         own, cuts = _whole(line, ctas, problem.active_ctas)

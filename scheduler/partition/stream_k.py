@@ -19,6 +19,7 @@ from warploom.scheduler.model.cost import CostModel
 from warploom.scheduler.model.layout import MERGE, WORK_ITEM, Ints, Records
 from warploom.scheduler.model.problem import Problem, WorkList, by_cta
 from warploom.scheduler.model.tiles import Tiles, key_after, query_tiles
+from warploom.scheduler.partition.pieces import Pieces
 
 IDLE = 16  # 1 of so many CTAs may stay without work for the sake of equal lines
 FEW = 8  # items of a slice for whose sake fewer CTAs work
@@ -106,28 +107,6 @@ class Boundaries:
 
     item: Ints
     visible: Ints
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """Items and pieces of items, shape (n,) each but for the merges.
-
-    Attributes:
-        items: WORK_ITEM records, in the order of lines.
-        merges: MERGE records.
-        owner: which CTA has each, counted from the first that works on these lines.
-        cost: of each.
-    """
-
-    items: Records
-    merges: Records
-    owner: Ints
-    cost: Ints
-
-    @classmethod
-    def none(cls) -> Pieces:
-        nothing = np.zeros(0, np.int64)
-        return cls(np.zeros(0, WORK_ITEM.dtype), np.zeros(0, MERGE.dtype), nothing, nothing)
 
 
 def build(problem: Problem) -> WorkList:

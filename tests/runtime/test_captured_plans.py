@@ -22,7 +22,7 @@ from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.strategies import device_strategy, planner, size_classes
 from warploom.runtime.strategies.device_strategy import DeviceStrategy
 from warploom.runtime.strategies.host_planner import HostPlanner
-from warploom.runtime.strategies.size_classes import Site
+from warploom.runtime.strategies.site import Site
 from warploom.scheduler.plans.verify import verify
 
 PAGE = 4

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from support.native_plans import (
     TILES,
     TRACED,
-    UNTOUCHED,
     VARIANTS,
     Planners,
+    check_equal,
     draw_arguments,
 )
 
@@ -27,6 +27,7 @@ from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.planner_source import (
     PlannerSpec,
+    deal_scratch_bytes,
     list_scratch_bytes,
     role_scratch_bytes,
     scratch_bytes,
@@ -39,7 +40,7 @@ from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.strategies import host_planner
 from warploom.runtime.strategies.planner_params import PlannerParams
-from warploom.runtime.strategies.size_classes import Lists, Site
+from warploom.runtime.strategies.site import Lists, Site
 from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.layout import c_structs
 from warploom.scheduler.model.roles import SLICES, RolePrices
@@ -51,7 +52,6 @@ from warploom.scheduler.plans.verify import verify
 @given(data=st.data())
 def test_native_plans_equal_numpy_plans(data: st.DataObject) -> None:
     kv_format = data.draw(st.sampled_from([wl.Paged(16), wl.Paged(1), wl.Ragged(), wl.Dense()]))
-    arguments, kv_lens = draw_arguments(data, kv_format)
     num_kv = data.draw(st.sampled_from([1, 2, 5, 8]), label="heads")
     heads = Heads(num_kv * data.draw(st.sampled_from([1, 3, 4])), num_kv)
     tile = data.draw(st.sampled_from(TILES), label="tile")
@@ -67,12 +67,15 @@ def test_native_plans_equal_numpy_plans(data: st.DataObject) -> None:
         )
     num_ctas = data.draw(st.integers(1, 528), label="CTAs")
     active = data.draw(st.integers(1, num_ctas), label="limit")
-    lists = None
-    if tile.decode is None and data.draw(st.booleans(), label="longest first"):
+    lists, fewest = None, 0
+    if data.draw(st.booleans(), label="longest first"):
+        if tile.decode is not None and data.draw(st.booleans(), label="prefills alone"):
+            fewest = tile.decode.rows // heads.group_size + 1
         lists = Lists(
             data.draw(st.sampled_from([0, 384, 5000]), label="piece"),
             data.draw(st.sampled_from([None, 1, 700, 50_000]), label="cached"),
         )
+    arguments, kv_lens = draw_arguments(data, kv_format, fewest)
     name = data.draw(st.sampled_from(list(VARIANTS)), label="mask")
     known = {"prefix_len": (kv_lens // 3).astype(np.int32)} if name == "prefix" else {}
     if name == "prefix" and len(kv_lens) == 0:
@@ -94,23 +97,6 @@ def test_native_plans_equal_numpy_plans(data: st.DataObject) -> None:
     check_equal(planners, arguments, tile, site, prices)
 
 
-def check_equal(
-    planners: Planners,
-    arguments: tuple[Any, ...],
-    tile: TileConfig,
-    site: Site,
-    prices: RolePrices | None,
-) -> None:
-    room = site.room
-    plan, visibility = planners.numpy_plan(arguments, tile, site, prices)
-    verify(plan, visibility)
-    expected = plan.pack(room, np.full(room.total_ints, UNTOUCHED, np.int32))
-    openings = expected[room.offsets["openings"] :][: room.sizes["openings"]]
-    nobody_reads = np.diff(plan.cta_indptr) == 0
-    openings.reshape(plan.num_lists, -1)[nobody_reads] = UNTOUCHED
-    assert np.array_equal(planners.native_plan(arguments, site, room.bounds), expected)
-
-
 ROLES = TileConfig(16, 32, decode=TileConfig(4, 64))
 
 
@@ -118,22 +104,33 @@ LISTS = Lists(384, 700)
 
 
 @pytest.mark.parametrize(
-    ("tile", "lists", "cached"),
+    ("tile", "lists", "cached", "is_alone"),
     [
-        (TileConfig(16, 32), None, None),
-        (ROLES, None, None),
-        (ROLES, None, 1),
-        (TileConfig(16, 32), LISTS, None),
-        (TileConfig(16, 32), Lists(384, 5), None),
+        (TileConfig(16, 32), None, None, False),
+        (ROLES, None, None, False),
+        (ROLES, None, 1, False),
+        (TileConfig(16, 32), LISTS, None, False),
+        (ROLES, LISTS, None, False),
+        (ROLES, LISTS, 700, True),
+        (TileConfig(16, 32), Lists(384, 5), None, False),
     ],
-    ids=["one role", "two roles", "in rounds", "longest first", "in a billion sections"],
+    ids=[
+        "one role",
+        "two roles",
+        "in rounds",
+        "longest first",
+        "dealt",
+        "prefills alone",
+        "in a billion sections",
+    ],
 )
 def test_costs_may_be_beyond_32_bits(
-    tile: TileConfig, lists: Lists | None, cached: int | None
+    tile: TileConfig, lists: Lists | None, cached: int | None, is_alone: bool
 ) -> None:
     """Smaller ones are divided in 32."""
     heads, ctas, longest = Heads(16, 4), 131, 70_000_001
-    q_lens, kv_lens = [1] * 20 + [30] * 6, longest - np.arange(26) * 999_983
+    short = 2 if is_alone else 1  # 8 fused rows do not decode
+    q_lens, kv_lens = [short] * 20 + [30] * 6, longest - np.arange(26) * 999_983
     ends = [np.append(0, np.cumsum(lens)).astype(np.int32) for lens in (q_lens, kv_lens)]
     prices = RolePrices((1000, 300), 60, 300, cached) if tile.decode else None
     room = capacity(
@@ -148,8 +145,8 @@ def test_costs_may_be_beyond_32_bits(
 
 @pytest.mark.parametrize(
     ("tile", "lists"),
-    [(TileConfig(16, 32), None), (ROLES, None), (TileConfig(16, 32), LISTS)],
-    ids=["one role", "two roles", "longest first"],
+    [(TileConfig(16, 32), None), (ROLES, None), (TileConfig(16, 32), LISTS), (ROLES, LISTS)],
+    ids=["one role", "two roles", "longest first", "dealt"],
 )
 @pytest.mark.parametrize(("requests", "rows", "ctas"), [(1, 1, 1), (7, 3, 40), (300, 1, 528)])
 def test_scratch_memory_is_as_large_as_it_says(
@@ -173,7 +170,9 @@ def test_scratch_memory_is_as_large_as_it_says(
     size = scratch_bytes(tiles, requests, ctas)
     if tile.decode is not None:
         size = role_scratch_bytes(tiles, requests, ctas, SLICES)
-    if lists is not None:
+        if lists is not None:
+            size += deal_scratch_bytes(tiles, requests, 1, ctas)
+    elif lists is not None:
         size = list_scratch_bytes(tiles, requests, ctas, 1, ctas)
     assert site.scratch == size
     host._scratch = np.full(4 * size + 4096, 0xAB, np.uint8)

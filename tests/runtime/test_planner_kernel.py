@@ -22,7 +22,7 @@ from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.strategies.host_planner import HostPlanner
 from warploom.runtime.strategies.planner_params import PlannerParams
-from warploom.runtime.strategies.size_classes import Site
+from warploom.runtime.strategies.site import Site
 from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.layout import c_structs
 from warploom.scheduler.model.roles import RolePrices

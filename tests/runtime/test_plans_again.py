@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,8 +21,10 @@ from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Arguments
 from warploom.runtime.strategies.host_strategy import HostStrategy
 from warploom.runtime.strategies.strategy import Planned
+from warploom.scheduler.plans.verify import verify
 
 BOUNDS = wl.Bounds(max_requests=40, max_q_rows=4000, max_kv_len=9000, max_blocks=4000)
+MIXED = wl.Bounds(max_requests=100, max_q_rows=2200, max_kv_len=9000, max_blocks=20_000)
 ONE = TileConfig(16, 64)
 TWO = TileConfig(16, 64, decode=TileConfig(4, 64))
 ROWS = st.sampled_from([0, 1, 1, 1, 2, 5, 16, 17, 65, 300, 900])
@@ -63,14 +66,16 @@ def spoiled(draw: Any, batch: Arguments) -> Arguments:
 
 @pytest.mark.parametrize("heads", [(8, 2), (8, 8)], ids=str)
 @pytest.mark.parametrize("kv_format", [wl.Ragged(), wl.Paged(16)], ids=["ragged", "paged"])
-@pytest.mark.parametrize("bounds", [None, BOUNDS], ids=["any size", "bounds"])
-@settings(max_examples=few(20, of=60), deadline=None)
+@pytest.mark.parametrize("bounds", [None, BOUNDS, MIXED], ids=["any size", "bounds", "mixed"])
+@settings(max_examples=few(15, of=60), deadline=None)
 @given(data=st.data())
 def test_a_gpu_gets_the_plans_of_the_long_way(
     heads: tuple[int, int], kv_format: KVFormat, bounds: wl.Bounds | None, data: st.DataObject
 ) -> None:
     variant = data.draw(st.sampled_from([wl.Causal(), wl.Causal() & wl.SlidingWindow(500)]))
     sizes = {"num_q_heads": heads[0], "num_kv_heads": heads[1]}
+    if bounds is MIXED:  # one kernel of two roles for all
+        sizes["cuda_graph"] = True
     with pytest.MonkeyPatch.context() as patched:
         short, long = (
             OnGpu(patched, variant=variant, kv_format=kv_format, bounds=bounds, **sizes)
@@ -112,6 +117,24 @@ def test_a_server_plans_again_what_is_like_the_step_before(
         planned, was_short = made.plan(arguments(lengths, kv_format), True)
         assert was_short is is_short, lengths
         assert bool(planned.choice.tile.of_roles) is has_roles
+
+
+def test_few_prefills_are_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole ones to each CTA; pieces that level them are claimed beside decodes."""
+    kv_format = wl.Paged(16)
+    made = OnGpu(
+        monkeypatch, variant=wl.Causal(), kv_format=kv_format, bounds=MIXED, cuda_graph=True
+    )
+    prompts, chunks, decodes = [(100, 100)] * 16, [(420, 8000)] * 5, [(1, 9000)] * 20
+    for lengths, claimed in ((prompts, False), (chunks, False), ([*chunks, *decodes], True)):
+        for at in range(3):
+            planned, _ = made.plan(arguments(lengths, kv_format, at), True)
+            plan = planned.plan
+            slots = plan.items["slot"][plan.role == 0]
+            pieces = (slots >= 0) & ~np.isin(slots, plan.merges["first_slot"])
+            assert plan.num_shared_prefills == (pieces.sum() if claimed else 0)
+            assert pieces.sum() < 132 and (lengths is prompts or pieces.any())
+            verify(plan, planned.visibility)
 
 
 def wrapper(kv_format: KVFormat, **options: Any) -> wl.AttentionWrapper:

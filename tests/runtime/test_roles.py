@@ -233,7 +233,7 @@ def test_fixed_splits_are_told() -> None:
     wrapper.plan(**lengths())
     assert wrapper.planned is not None and wrapper.planned.by == "NumPy"
     facts = wrapper.explain().facts
-    assert facts["assigned"] == "longest first: several roles"
+    assert facts["assigned"] == "longest first: the tile has two roles"
     # 2 heads of 7 tiles of 48 rows, and of decodes of 5, 1, 1 and 3 chunks of 2,048 keys
     assert "14 work items" in str(facts["role prefill"])
     assert "20 work items" in str(facts["role decode"])
@@ -249,7 +249,8 @@ def test_explain_has_a_line_for_each_role() -> None:
     assert "for whoever is done" in str(facts["role prefill"])
     assert "for whoever is done" not in str(facts["role decode"])
     assert "predicted time" not in facts  # prices of a CPU have no unit
-    assert facts["assigned"] == "by a Stream-K partition: several roles"
+    way = "prefills longest first where they are few or alone, else by a Stream-K partition"
+    assert facts["assigned"] == f"{way}: the tile has two roles"
     # 7 tiles of rows by 10 of keys, and 141, 2, 1 and 94 tiles of the decodes' keys
     assert str(facts["mask"]).startswith("308 tiles: ")
     alone = hybrid(SMALL)
@@ -297,7 +298,7 @@ def test_other_templates_for_gpus_have_one_role(template: Any) -> None:
 @pytest.mark.parametrize(
     ("tile", "options", "reason"),
     [
-        (TileConfig(48, 64, 1, 1, decode=LARGE), {}, "48 rows for decodes; expected 1 to 47"),
+        (TileConfig(48, 64, 1, 1, decode=LARGE), {}, "48 rows for decodes; expected 2 to 47"),
         (TileConfig(48, 64, 1, 1, decode=TileConfig(0, 64)), {}, "0 rows for decodes"),
         (TileConfig(96, 64, 1, 1, decode=BOTH), {}, "has one itself"),
         (TileConfig(48, 64, 1, 1, decode=12), {}, "decode=12; expected a TileConfig"),  # type: ignore[arg-type]

@@ -77,8 +77,8 @@ wl.attention(q, q, q, variant=Overrun())
 """
 ARITHMETIC = FUNCTOR.replace("int(x * 0.0f) + 3", "(2147483647 + int(x * x + 2.0f)) & 1")
 PLANNER = """
-from warploom.runtime.strategies import size_classes
-size_classes.scratch_bytes = lambda *sizes: 8
+from warploom.runtime.strategies import site
+site.scratch_bytes = lambda *sizes: 8
 wrapper = wl.AttentionWrapper(wl.Causal(), num_q_heads=2, head_dim=8, dtype="float32")
 wrapper.plan([0, 5, 9], [0, 5, 9])
 """

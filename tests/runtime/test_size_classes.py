@@ -12,8 +12,8 @@ import warploom as wl
 from warploom.errors import ArgumentError, NotPlanned
 from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads
-from warploom.runtime.strategies import size_classes
-from warploom.runtime.strategies.size_classes import Lists, Site
+from warploom.runtime.strategies import site, size_classes
+from warploom.runtime.strategies.site import Lists, Site
 from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.roles import RolePrices
 from warploom.scheduler.plans.capacity import capacity
@@ -113,7 +113,7 @@ def test_loads_beyond_what_compiled_planners_count_are_planned_by_numpy(
     attention.plan(rows, lengths)
     assert attention.planned is not None and attention.planned.by == "the host, natively"
     native = attention.planned.plan
-    monkeypatch.setattr(size_classes, "_MOST_LOAD", 100)
+    monkeypatch.setattr(site, "_MOST_LOAD", 100)
     other.plan(rows, lengths)
     assert other.planned is not None and other.planned.by == "NumPy"
     assert not native.problem.stream_k

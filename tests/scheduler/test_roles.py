@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import plan_text_roles
-from support.mixed_plans import PRICES, Mixed, busy, mixed
+from support.mixed_plans import BY_STREAM_K, DEALT, PRICES, Mixed, busy, mixed
 from support.problems import of_problem, plan_of
 from support.sampling import few
 
@@ -277,15 +277,17 @@ def test_one_cta_has_both_roles_and_shares_nothing(kit: Any) -> None:
     verify(plan, busy(kit).visibility)
 
 
+@pytest.mark.parametrize("ways", [BY_STREAM_K, DEALT], ids=["line", "dealt"])
 @pytest.mark.parametrize("role", [0, 1])
-def test_one_role_alone_has_all_ctas(kit: Any, role: int) -> None:
+def test_one_role_alone_has_all_ctas(kit: Any, role: int, ways: dict[str, Any]) -> None:
     segments = kit.make_segments([[700], [1] * 31][role], [[6000], [9000] * 31][role])
     mask = kit.window(segments, 4)
-    plan = Mixed(segments, mask, 2**40, busy(kit).numbers, None).plan()
+    plan = Mixed(segments, mask, 2**40, busy(kit).numbers, None, ways=ways).plan()
     work = plan.work_of_roles()
     ctas = (64, 62)[role]  # 62 for 31 equal decodes of two heads
     assert (work[role].ctas, work[1 - role].ctas, work[1 - role].items) == (ctas, 0, 0)
-    assert plan.num_shared_prefills == (0 if role else 64) and plan.num_shared_decodes == 0
+    claimed = 64 if role == 0 and ways is BY_STREAM_K else 0
+    assert (plan.num_shared_prefills, plan.num_shared_decodes) == (claimed, 0)
     verify(plan, mask)
 
 

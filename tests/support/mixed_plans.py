@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
 
 from support.problems import plan_of, problem_of
+from warploom.scheduler.model.cost import PIECE
 from warploom.scheduler.model.problem import Problem
 from warploom.scheduler.model.roles import Role, RolePrices
 from warploom.scheduler.model.visibility import AllVisible
@@ -23,6 +24,9 @@ SHAPES = [
 ]
 # What a unit of the cost models costs, and how many CTAs saturate memory.
 PRICES = RolePrices((160, 30), 10)
+# How prefills are planned, unless all are cut at fixed multiples: on a line, or dealt if that pays.
+BY_STREAM_K: dict[str, Any] = {"stream_k": True}
+DEALT: dict[str, Any] = {"piece_keys": PIECE}
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,14 @@ class Mixed:
     numbers: dict[str, Any]
     sm_limit: int | None
     prices: RolePrices = PRICES
+    ways: dict[str, Any] = field(default_factory=lambda: BY_STREAM_K)
 
     def plan(self, **changes: Any) -> Plan:
-        return plan_of(self.segments, **(self._arguments | changes))
+        ways = {} if "split_size" in changes else self.ways
+        return plan_of(self.segments, **(self._arguments | ways | changes))
 
     def problem(self) -> Problem:
-        return problem_of(self.segments, **self._arguments)
+        return problem_of(self.segments, **self._arguments, **self.ways)
 
     @property
     def _arguments(self) -> dict[str, Any]:
@@ -72,15 +78,16 @@ def mixed(draw: Any, kit: Any) -> Mixed:
     numbers = {
         "rows": rows, "keys": keys, "smaller": smaller, "group_size": group,
         "num_kv_heads": draw(st.sampled_from([1, 2, 3])),
-        "num_ctas": draw(st.one_of(st.just(1), st.integers(1, 40))),
+        "num_ctas": draw(st.one_of(st.just(1), st.integers(1, 40), st.integers(35, 150))),
     }  # fmt: skip
+    ways = draw(st.sampled_from([BY_STREAM_K, DEALT]))
     limit = draw(st.one_of(st.none(), st.integers(1, 50)))
     price = st.one_of(st.just(1), st.integers(1, 2_000_000))
     claim = draw(st.sampled_from([1, 1, 200]))  # short lists are worth it, so that there are some
     cached = draw(st.sampled_from([None, 1, 1, 4000]))
     units, cut = (draw(price), draw(price)), draw(st.sampled_from([1, 1, 400, 4096]))
     prices = RolePrices(units, draw(st.integers(1, 60)), claim, cached, cut)
-    return Mixed(segments, mask, left, numbers, limit, prices)
+    return Mixed(segments, mask, left, numbers, limit, prices, ways)
 
 
 def busy(kit: Any, limit: int | None = None) -> Mixed:

@@ -16,13 +16,15 @@ from warploom.dsl.types.spec import TracedVariant
 from warploom.dsl.variants.trace import trace
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Arguments
-from warploom.runtime.planning.rules import SHARING_TILES, smaller_roles
+from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.runtime.strategies.host_strategy import HostPlanner
-from warploom.runtime.strategies.size_classes import Lists, Site
+from warploom.runtime.strategies.site import Lists, Site
 from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.problem import SHARING_TILES
 from warploom.scheduler.model.roles import RolePrices
 from warploom.scheduler.plans.plan import Plan
+from warploom.scheduler.plans.verify import verify
 
 UNTOUCHED = -7
 
@@ -84,8 +86,12 @@ def draw_lengths(data: st.DataObject) -> tuple[Any, Any, Any]:
     return q_lens, kv_lens, rng
 
 
-def draw_arguments(data: st.DataObject, kv_format: KVFormat) -> tuple[tuple[Any, ...], Any]:
+def draw_arguments(
+    data: st.DataObject, kv_format: KVFormat, fewest: int = 0
+) -> tuple[tuple[Any, ...], Any]:
+    """Of `plan`, and lengths of keys; requests with rows have so many at least."""
     q_lens, kv_lens, rng = draw_lengths(data)
+    q_lens = np.where(q_lens > 0, np.maximum(q_lens, fewest), 0)
     if isinstance(kv_format, wl.Dense):
         q_lens = np.full(len(q_lens), max(q_lens, default=1))
     qo = np.concatenate(([0], np.cumsum(q_lens))).astype(np.int32)
@@ -135,6 +141,8 @@ class Planners:
 
     def section_keys(self, batch: Any, tile: TileConfig) -> int | None:
         """As the rules of a wrapper have it."""
+        if tile.decode is not None:
+            return None
         fused = batch.sizes.segment_rows * self.heads.group_size
         several = fused >= SHARING_TILES * tile.rows * batch.sizes.num_segments
         return self.lists.cached_keys if self.lists is not None and several else None
@@ -146,3 +154,21 @@ class Planners:
         found = np.full(site.room.total_ints, UNTOUCHED, np.int32)
         self.native.plan(self.inputs, site, found.ctypes.data)
         return found
+
+
+def check_equal(
+    planners: Planners,
+    arguments: tuple[Any, ...],
+    tile: TileConfig,
+    site: Site,
+    prices: RolePrices | None,
+) -> None:
+    """Both write the same bits, of which nobody reads the openings of empty lists."""
+    room = site.room
+    plan, visibility = planners.numpy_plan(arguments, tile, site, prices)
+    verify(plan, visibility)
+    expected = plan.pack(room, np.full(room.total_ints, UNTOUCHED, np.int32))
+    openings = expected[room.offsets["openings"] :][: room.sizes["openings"]]
+    nobody_reads = np.diff(plan.cta_indptr) == 0
+    openings.reshape(plan.num_lists, -1)[nobody_reads] = UNTOUCHED
+    assert np.array_equal(planners.native_plan(arguments, site, room.bounds), expected)

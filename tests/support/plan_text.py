@@ -39,7 +39,12 @@ class Item:
 
 
 def build(problem: Problem) -> WorkList:
-    """Plans one batch.
+    """Plans one batch: see `lists`."""
+    return work_list(problem, *lists(problem))
+
+
+def lists(problem: Problem) -> tuple[list[list[Item]], list[tuple[int, int]]]:
+    """Items of each CTA, and merges.
 
     1. Cut the fused rows of every segment in tiles and ask the mask for each tile's keys.
     2. With a fixed split size, cut the keys at its multiples, rounded up to key tiles.
@@ -67,7 +72,7 @@ def build(problem: Problem) -> WorkList:
         heapq.heappush(queue, (load + cost_of(problem, item), cta))
     if problem.split_size is None:
         merges = _level(problem, work, sorted(queue), mean)
-    return work_list(problem, work, merges)
+    return work, merges
 
 
 def cost_of(problem: Problem, item: Item) -> int:

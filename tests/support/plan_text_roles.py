@@ -11,6 +11,7 @@ from math import ceil, floor
 
 import numpy as np
 
+from support import plan_text
 from support.plan_text import Item, query_tiles, work_list
 from support.plan_text_stream_k import Line, cut, laid, length, mark_at, ordered, partition
 from warploom.scheduler.model.layout import MERGE, ROLE_ITEM
@@ -33,10 +34,19 @@ def build(problem: Problem) -> WorkList:
        all keys. Else do so with most of the line; or, if there are too few, cut it into a part for
        each of these CTAs. Cut the rest into shared parts.
     4. List prefills of each CTA, decodes of each CTA, shared prefills and shared decodes.
+
+    Unless Stream-K is asked for, prefills alone, and beside decodes few long ones for many CTAs,
+    are planned as if there were one tile, but for fewer than half as many as CTAs. Beside decodes
+    the pieces that level them are shared, or else the last of each CTA that has several.
     """
     prefill, decode = problem.by_role()
     for_prefill, for_decode = _share_out(problem, prefill, decode)
     own, shared, merges = _prefills(prefill, for_prefill)
+    tiles, is_alone = list(query_tiles(prefill)), not any(query_tiles(decode))
+    if not problem.stream_k and 2 * len(tiles) > for_prefill:
+        is_few = for_prefill >= 32 and len(tiles) <= 6 * for_prefill and problem.group_size >= 4
+        if is_alone or (is_few and not _are_short(prefill, tiles, for_prefill)):
+            own, shared, merges = _dealt(prefill, for_prefill, is_alone)
     decodes, more, claimed = [], [], 0
     if for_decode:
         decodes, more, claimed = _decodes(problem, decode, for_decode, any(own))
@@ -100,6 +110,28 @@ def _prefills(problem: Problem, ctas: int) -> tuple[list[Line], list[Line], list
     marks = [mark_at(problem, line, at, snap) for at in places]
     work, merges = cut(problem, [line], marks, len(first) + len(behind))
     return _filled(work[:own], [[]] * ctas), work[own:], merges
+
+
+def _dealt(
+    prefill: Problem, ctas: int, is_alone: bool
+) -> tuple[list[Line], list[Line], list[tuple[int, int]]]:
+    """Whole prefills, with the pieces that level them."""
+    assert prefill.prices is not None
+    fused = sum(int(num_q) for num_q in prefill.segments["num_q"]) * prefill.group_size
+    shares = is_alone and fused >= 4 * prefill.rows * len(prefill.segments)
+    keys = prefill.prices.cached_keys if shares else None
+    one = replace(prefill, stream_k=False, section_keys=keys, num_ctas=ctas, active_ctas=ctas)
+    work, merges = plan_text.lists(one)
+    if is_alone:
+        return work, [], merges
+    first = [slot for slot, _ in merges]
+    pieces = [i for line in work for i in line if i.slot >= 0 and i.slot not in first]
+    whole = [[i for i in line if i.slot < 0 or i.slot in first] for line in work]
+    pieces.sort(key=lambda item: (-item.visible, item.slot))
+    if not pieces:
+        pieces = [line.pop() for line in whole if len(line) > 1]
+        pieces.sort(key=lambda item: -item.visible)
+    return whole, [[piece] for piece in pieces], merges
 
 
 def _are_short(problem: Problem, line: Line, ctas: int) -> bool:

@@ -53,12 +53,15 @@ class Line {
   // Lays so many heads on it instead.
   WL_FN void take_heads(int heads) { heads_ = heads; }
 
+  // Whether no item is worth cutting for so many CTAs.
+  WL_FN bool is_short(int ctas) const { return p_.active_ctas > 1 && !has_long(least_cut(ctas)); }
+
   // Finds the boundaries of slices for so many CTAs, and behind them those of shared ones: lists of
   // whole items if none is worth cutting; rounds of these where the cache does not hold so many
   // keys as they read; else equal slices.
   WL_FN void share(int ctas) {
     const bool has_others = p_.active_ctas > 1;
-    const bool is_whole = has_others && !has_long(least_cut(ctas));
+    const bool is_whole = is_short(ctas);
     const bool fits = !has_others || fit_cache();
     Cuts cuts = {};
     if (is_whole) {

@@ -35,6 +35,13 @@ class RolePlan : public QueryTiles<K, Team> {
     return line;
   }
 
+  // Shares prefills of all heads out among so many CTAs; whether there are decodes, too, matters to
+  // others that stand in its place.
+  WL_FN void share(Line<Params, Team>& line, int ctas, bool /* is_alone */) {
+    line.share(ctas);
+    adopt(line, 1);
+  }
+
   // Takes boundaries that have been found, for so many lines.
   WL_FN void adopt(const Line<Params, Team>& line, int lines) {
     lines_ = lines;

@@ -6,10 +6,11 @@
 
 namespace warploom {
 
-template <class K, class Team>
-class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
+// `Prefills` is a `RolePlan` that may have other ways, too.
+template <class K, class Team, class Prefills = RolePlan<K, Team>>
+class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> {
   using Params = typename K::Params;
-  using Base = PlannerBase<K, Team, RolePlanner<K, Team>>;
+  using Base = PlannerBase<K, Team, RolePlanner<K, Team, Prefills>>;
   friend Base;
 
  public:
@@ -60,10 +61,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     const int ctas = prefill_ctas(prefills.length(), decodes.length());
     first_prefill_ = p_.active_ctas - ctas;
     const bool has_prefills = prefill_.tiles() > 0;
-    if (has_prefills) {
-      prefills.share(ctas);
-      prefill_.adopt(prefills, 1);
-    }
+    if (has_prefills) prefill_.share(prefills, ctas, decode_.tiles() == 0);
     if (decode_.tiles() > 0) {
       const Grid grid = grid_of(max(1, first_prefill_));
       decodes.take_heads(grid.heads);
@@ -146,7 +144,8 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team>> {
     if (decode_.tiles() > 0) decode_.write_items(of_decodes());
   }
 
-  RolePlan<K, Team> prefill_, decode_;
+  Prefills prefill_;
+  RolePlan<K, Team> decode_;
   int first_prefill_ = 0;  // CTA
 };
 

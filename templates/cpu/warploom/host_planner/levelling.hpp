@@ -29,7 +29,9 @@ class Levelling {
     free.take(ctas_, p.num_ctas);
     free.take(gives_, p.num_ctas);
     free.take(pieces_, 2 * p.num_ctas);
+    scratch_end_ = free.end();
   }
+  WL_FN char* scratch_end() const { return scratch_end_; }
 
   // Visible key tiles of the last item of a CTA; to be set before `find`.
   WL_FN int& tiles(int cta) { return tiles_[cta]; }
@@ -145,6 +147,7 @@ class Levelling {
   wide *most_, *loads_;
   int *tiles_, *ctas_, *gives_;
   Piece* pieces_;
+  char* scratch_end_;
   wide grain_ = 0, piece_ = 0, opening_ = 0;
   int count_ = 0, owners_ = 0;
 };

@@ -1,0 +1,230 @@
+"""Where the plans of a native planner go, for which kernel, and by which numbers it plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from warploom.codegen.planner_source import (
+    DEAL_SITE,
+    LEVEL_SITE,
+    OUTPUTS,
+    ROLE_SITE,
+    SITE,
+    deal_scratch_bytes,
+    list_scratch_bytes,
+    role_scratch_bytes,
+    scratch_bytes,
+)
+from warploom.codegen.source import TileConfig
+from warploom.dsl.types.formats import KVFormat
+from warploom.runtime.formats import format_of
+from warploom.runtime.planning.visibility import Heads
+from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.cost import CostModel
+from warploom.scheduler.model.problem import (
+    SHARING_TILES,
+    TOLERANCE,
+    WORTH_CUTTING,
+    WORTH_SAVING,
+)
+from warploom.scheduler.model.roles import MOST_CTAS, PER_IDLE_PREFILL, SLICES, RolePrices
+from warploom.scheduler.partition.balance import TRIED
+from warploom.scheduler.partition.dealt_prefills import FEWEST_DEALERS, MOST_DEALT, SMALLEST_GROUP
+from warploom.scheduler.partition.role_lists import DECODES_SHARED, SHARED
+from warploom.scheduler.partition.stream_k import FEW, IDLE, SNAP, Grid
+from warploom.scheduler.plans.capacity import Capacity
+
+_MOST_LOAD = 2**47  # what `queued` of levelling.hpp leaves for loads, beside a CTA's number
+_MOST_PRICE = 2**62  # what other planners count with
+_MOST_SECTIONS = 2**31  # what `sort_by_section` leaves for their numbers, beside an item's
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Where tiles are assigned the longest first.
+
+    Attributes:
+        piece_keys: keys that a partial result is worth.
+        cached_keys: keys of one head that the cache holds, or None: all.
+    """
+
+    piece_keys: int
+    cached_keys: int | None
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where plans go, and for which kernel: all that they have in common.
+
+    Attributes:
+        room: layout of the plan.
+        active_ctas: CTAs that may get work.
+        numbers: `PlannerSpec.site` of `codegen.planner_source`.
+        max_tiles: query tiles that batches within the room's bounds have.
+        slices: CTAs of a line; of two roles, two for each CTA, for the threads of a device.
+        scratch: bytes that a planner works in.
+        is_counted: its CTAs and loads are numbers that compiled planners can count with.
+    """
+
+    room: Capacity
+    active_ctas: int
+    numbers: tuple[int, ...]
+    max_tiles: int
+    slices: int
+    scratch: int
+    is_counted: bool
+
+    @classmethod
+    def of(
+        cls,
+        kv_format: KVFormat,
+        heads: Heads,
+        tile: TileConfig,
+        room: Capacity,
+        active_ctas: int,
+        prices: RolePrices | None = None,
+        lists: Lists | None = None,
+    ) -> Site:
+        """That of a format with a `native_storage`, heads, and the tile of a kernel.
+
+        Tiles of two roles have prices. Without `lists` lines of items are cut by Stream-K.
+        """
+        storage, bounds = format_of(kv_format).native_storage, room.bounds
+        assert storage is not None  # others measure no batch, and no device plans them
+        grid = Grid.of(active_ctas, heads.num_kv)
+        cost = CostModel.for_stream_k(tile.rows, tile.keys)
+        if lists is not None and tile.decode is None:
+            cost = CostModel.of(tile.rows, tile.keys, lists.piece_keys)
+        tiles = bounds.max_q_rows * heads.group_size // tile.rows + bounds.max_requests
+        numbers = _in_order(
+            SITE, storage=storage, page_size=kv_format.block_kv, max_requests=bounds.max_requests,
+            max_tiles=tiles, num_ctas=room.num_ctas, lines=grid.lines, heads_per_line=grid.heads,
+            slices=grid.slices, rows=tile.rows, keys=tile.keys, group_size=heads.group_size,
+            num_q_heads=heads.num_q, num_kv_heads=heads.num_kv, fixed=cost.fixed,
+            per_tile=cost.per_tile, grain=cost.grain, partial=cost.partial, few=FEW, snap=SNAP,
+        )  # fmt: skip
+        work = _Work(bounds, heads, tiles, room.num_ctas, active_ctas)
+        if tile.decode is not None:
+            assert prices is not None
+            more, scratch, is_counted = _of_roles(work, tile, prices, lists)
+            slices = 2 * active_ctas
+        elif lists is not None:
+            more = active_ctas, *_level_numbers(lists.cached_keys)
+            sizes = heads.num_kv, room.num_ctas
+            scratch = list_scratch_bytes(tiles, bounds.max_requests, grid.slices, *sizes)
+            slices, is_counted = grid.slices, work.fits_queue(cost, tile, lists.cached_keys)
+        else:
+            more, scratch = (), scratch_bytes(tiles, bounds.max_requests, grid.slices)
+            slices, is_counted = grid.slices, work.fits_line(work.longest(cost, tile))
+        return cls(room, active_ctas, (*numbers, *more), tiles, slices, scratch, is_counted)
+
+    @cached_property
+    def _at(self) -> dict[int, tuple[int, ...]]:
+        return {}
+
+    def outputs(self, address: int) -> tuple[int, ...]:
+        """Addresses of the sections that OUTPUTS names."""
+        if address not in self._at:  # few: those of a workspace, or of a ring of buffers
+            self._at[address] = tuple(address + 4 * self.room.offsets[name] for name in OUTPUTS)
+        return self._at[address]
+
+
+def _in_order(fields: Sequence[tuple[str, str]], **numbers: int) -> tuple[int, ...]:
+    """Numbers, of which each has its name, in the order in which planners take them."""
+    assert len(numbers) == len(fields)  # and a name that is missing is a KeyError
+    return tuple(numbers[name] for name, _ in fields)
+
+
+def _role_numbers(tile: TileConfig, active_ctas: int, prices: RolePrices) -> tuple[int, ...]:
+    decode = tile.decode
+    assert decode is not None  # it has two roles
+    cost = CostModel.for_stream_k(decode.rows, decode.keys)
+    prefill_price, decode_price = prices.units
+    return _in_order(
+        ROLE_SITE, active_ctas=active_ctas, decode_rows=decode.rows, decode_keys=decode.keys,
+        decode_fixed=cost.fixed, decode_per_tile=cost.per_tile, decode_grain=cost.grain,
+        decode_partial=cost.partial, prefill_price=prefill_price, decode_price=decode_price,
+        saturating=prices.saturating, per_idle_prefill=PER_IDLE_PREFILL,
+        per_shared_prefill=SHARED,
+        shortest_cut=prices.cut_tiles(tile.keys), per_idle_cta=IDLE,
+        per_shared_decode=DECODES_SHARED, decode_claim=prices.least_claim(cost, decode.keys),
+        cached_keys=prices.cached_keys or 0,
+    )  # fmt: skip
+
+
+def _level_numbers(cached_keys: int | None) -> tuple[int, ...]:
+    return _in_order(
+        LEVEL_SITE, section_keys=cached_keys or 0, sharing_tiles=SHARING_TILES,
+        tolerance=TOLERANCE, worth_cutting=WORTH_CUTTING, worth_saving=WORTH_SAVING, tried=TRIED,
+    )  # fmt: skip
+
+
+def _deal_numbers(tile: TileConfig, piece_keys: int) -> tuple[int, ...]:
+    cost = CostModel.of(tile.rows, tile.keys, piece_keys)
+    return _in_order(
+        DEAL_SITE, dealt_fixed=cost.fixed, dealt_per_tile=cost.per_tile, dealt_grain=cost.grain,
+        dealt_partial=cost.partial, most_dealt=MOST_DEALT, fewest_dealers=FEWEST_DEALERS,
+        smallest_group=SMALLEST_GROUP,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The most that there may be to plan: `max_tiles` query tiles of each head."""
+
+    bounds: Bounds
+    heads: Heads
+    max_tiles: int
+    num_ctas: int
+    active_ctas: int
+
+    @property
+    def items(self) -> int:
+        return self.max_tiles * self.heads.num_kv
+
+    def longest(self, cost: CostModel, tile: TileConfig) -> int:
+        """Cost of the longest item."""
+        return cost.of_longest(self.bounds.max_kv_len, tile.keys)
+
+    def fits_line(self, longest: int) -> bool:
+        """Whether the length of all lines, or the price of all items, may be counted: planners
+        multiply it by numbers of CTAs."""
+        return self.items * longest * self.active_ctas < _MOST_PRICE
+
+    def fits_queue(self, cost: CostModel, tile: TileConfig, cached_keys: int | None) -> bool:
+        """Whether loads of CTAs, and sections, may be counted where tiles are dealt."""
+        keys = self.bounds.max_requests * self.bounds.max_kv_len * self.heads.num_kv
+        return (
+            self.items * self.longest(cost, tile) < _MOST_LOAD
+            and self.num_ctas <= MOST_CTAS
+            and (cached_keys is None or keys // cached_keys < _MOST_SECTIONS)
+        )
+
+
+def _of_roles(
+    work: _Work, tile: TileConfig, prices: RolePrices, lists: Lists | None
+) -> tuple[tuple[int, ...], int, bool]:
+    """Numbers, bytes that a planner of two roles works in, and whether it can count all work."""
+    bounds = work.bounds
+    numbers = _role_numbers(tile, work.active_ctas, prices)
+    scratch = role_scratch_bytes(work.max_tiles, bounds.max_requests, work.active_ctas, SLICES)
+    is_counted = work.fits_line(_longest_price(tile, prices, bounds.max_kv_len))
+    if lists is None:
+        return numbers, scratch, is_counted
+    cost = CostModel.of(tile.rows, tile.keys, lists.piece_keys)
+    numbers += (*_level_numbers(prices.cached_keys), *_deal_numbers(tile, lists.piece_keys))
+    sizes = work.max_tiles, bounds.max_requests, work.heads.num_kv, work.num_ctas
+    is_counted = is_counted and work.fits_queue(cost, tile, prices.cached_keys)
+    return numbers, scratch + deal_scratch_bytes(*sizes), is_counted
+
+
+def _longest_price(tile: TileConfig, prices: RolePrices, max_kv_len: int) -> int:
+    """Of the longest item of either role."""
+    roles = tile, tile.decode
+    return sum(
+        unit * CostModel.for_stream_k(role.rows, role.keys).of_longest(max_kv_len, role.keys)
+        for role, unit in zip(roles, prices.units, strict=True)
+        if role is not None
+    )

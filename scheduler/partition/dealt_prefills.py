@@ -1,0 +1,86 @@
+"""Prefills of a plan of two roles that are dealt the longest first, instead of cut by Stream-K.
+
+Where CTAs have few prefills each, equal parts of a line cut most of them, and the CTAs that compute
+the tiles of one head are then at different places of its keys: these are read from memory as often.
+Whole ones of a head begin with its first keys, and move on together (decision 0062).
+
+A line is as good where CTAs have many prefills, and better where there are fewer than half as many
+as CTAs: equal tiles of the same keys are then cut at the same places. Without groups of heads it is
+better at times, and worse at others.
+
+Beside decodes some work must be left to be claimed, since nobody knows when those are done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from warploom.scheduler.model.layout import Ints
+from warploom.scheduler.model.problem import SHARING_TILES, Problem
+from warploom.scheduler.partition import longest_first
+from warploom.scheduler.partition.pieces import Pieces
+
+# As measured on an H200, of prefills beside decodes: for each CTA that prefills; such CTAs; query
+# heads of a group.
+MOST_DEALT, FEWEST_DEALERS, SMALLEST_GROUP = 6, 32, 4
+
+
+def are_dealt(items: int, ctas: int, group_size: int, is_alone: bool) -> bool:
+    """Whether so many prefills are dealt to so many CTAs.
+
+    Args:
+        items: query tiles of all heads.
+        ctas: that prefill.
+        group_size: query heads of a key/value head.
+        is_alone: there are no decodes.
+    """
+    if 2 * items <= ctas:
+        return False
+    is_measured = ctas >= FEWEST_DEALERS and group_size >= SMALLEST_GROUP
+    return is_alone or (is_measured and items <= MOST_DEALT * ctas)
+
+
+def deal(prefill: Problem, ctas: int, is_alone: bool) -> tuple[Pieces, int]:
+    """Whole prefills of so many CTAs, and the pieces that level them.
+
+    Beside decodes each piece is a list that any CTA claims, the longest first; if whole ones are
+    even, so is the last of each CTA that has several. Without decodes pieces are the CTA's that has
+    least to do, and prefills that share keys are dealt section by section, as those of one tile.
+
+    Args:
+        prefill: the part of the role.
+        ctas, is_alone: see `are_dealt`.
+
+    Returns:
+        Pieces, of which owners from `ctas` on are shared lists; and how many of these.
+    """
+    sections = _section_keys(prefill) if is_alone else None
+    found = longest_first.assign(
+        replace(prefill, stream_k=False, section_keys=sections, num_ctas=ctas, active_ctas=ctas)
+    )
+    owner, shared = found.cta.copy(), np.zeros(0, np.int64)
+    if not is_alone:
+        shared = np.arange(len(owner))[len(owner) - found.pieces :]
+        shared = shared if found.pieces else _last_of_several(owner, ctas)
+        falling = shared[np.argsort(-found.visible[shared], kind="stable")]
+        owner[falling] = ctas + np.arange(len(shared))
+    cost = prefill.cost_model.of_chunks(found.visible)  # which has a price
+    return Pieces(found.items, found.merges, owner, cost), len(shared)
+
+
+def _last_of_several(cta: Ints, ctas: int) -> Ints:
+    """The last item of each CTA that has more than one, in the order of CTAs."""
+    last = np.zeros(ctas, np.int64)
+    last[cta] = np.arange(len(cta))  # the last of equal indices counts
+    found: Ints = last[np.bincount(cta, minlength=ctas) > 1]
+    return found
+
+
+def _section_keys(prefill: Problem) -> int | None:
+    """Keys that the cache holds, where several tiles read the same on average."""
+    assert prefill.prices is not None
+    rows = int(prefill.segments["num_q"].sum(dtype=np.int64)) * prefill.group_size
+    shares = rows >= SHARING_TILES * prefill.rows * len(prefill.segments)
+    return prefill.prices.cached_keys if shares else None

@@ -1,0 +1,120 @@
+"""Prefills that are dealt: whole ones to CTAs, the longest first, and some left to be claimed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import plan_text_roles
+from support.mixed_plans import BY_STREAM_K, DEALT, DECODE, Mixed
+from support.sampling import few
+
+from warploom.scheduler.model.roles import SHARED_PREFILLS, RolePrices
+from warploom.scheduler.model.visibility import AllVisible
+from warploom.scheduler.partition import worklist
+from warploom.scheduler.partition.dealt_prefills import (
+    FEWEST_DEALERS,
+    MOST_DEALT,
+    SMALLEST_GROUP,
+    are_dealt,
+)
+from warploom.scheduler.plans.plan import Plan
+from warploom.scheduler.plans.verify import verify
+
+LONG = 6000  # keys, which are worth cutting
+PRICES = RolePrices((1800, 60), 100, shortest_cut=4096)
+
+
+def batch(
+    kit: Any, chunks: list[tuple[int, int]], decodes: int, ctas: int, heads: int = 2, group: int = 4
+) -> Mixed:
+    """Chunks of so many rows over so many keys, and decodes over 9,000."""
+    q_lens, kv_lens = [rows for rows, _ in chunks], [keys for _, keys in chunks]
+    segments = kit.make_segments([*q_lens, *[1] * decodes], [*kv_lens, *[9000] * decodes])
+    numbers = {
+        "rows": 48, "keys": 128, "smaller": (DECODE,), "group_size": group,
+        "num_kv_heads": heads, "num_ctas": ctas,
+    }  # fmt: skip
+    return Mixed(segments, AllVisible(segments), -1, numbers, None, PRICES, DEALT)
+
+
+def pieces_of(plan: Plan) -> Any:
+    """Prefills that are parts, but for the first of each tile."""
+    slots = plan.items["slot"]
+    return (plan.role == 0) & (slots >= 0) & ~np.isin(slots, plan.merges["first_slot"])
+
+
+def shared_items(plan: Plan) -> list[Any]:
+    begin = SHARED_PREFILLS * plan.problem.num_ctas
+    ends = plan.cta_indptr[begin : begin + plan.num_shared_prefills + 1]
+    return [plan.items[first:last] for first, last in pairwise(ends)]
+
+
+@settings(max_examples=few(25, of=80), deadline=None)
+@given(data=st.data())
+def test_the_text_says_the_same(kit: Any, data: st.DataObject) -> None:
+    draw = data.draw
+    chunk = st.tuples(st.integers(1, 700), st.integers(700, 9000))
+    case = batch(
+        kit, draw(st.lists(chunk, min_size=1, max_size=3)), draw(st.sampled_from([0, 1, 5, 30])),
+        draw(st.integers(2, 150)), draw(st.integers(1, 4)), draw(st.sampled_from([1, 4, 12])),
+    )  # fmt: skip
+    problem = case.problem()
+    fast, slow = worklist.build(problem), plan_text_roles.build(problem)
+    for name in ("cta_indptr", "items", "merges", "loads", "num_shared_prefills"):
+        assert np.array_equal(getattr(fast, name), getattr(slow, name)), name
+    verify(case.plan(), case.visibility)
+
+
+def test_pieces_are_left_to_be_claimed_beside_decodes(kit: Any) -> None:
+    """60 tiles of each of two heads for fewer CTAs than that: some have two, and give parts."""
+    plan = batch(kit, [(720, LONG)], 4, 100).plan()
+    pieces, shared = pieces_of(plan), shared_items(plan)
+    assert 0 < pieces.sum() == len(shared)
+    assert all(len(items) == 1 for items in shared)
+    keys = [int(one["kv_end"][0] - one["kv_begin"][0]) for one in shared]
+    assert keys == sorted(keys, reverse=True)
+    whole = (plan.role == 0) & (plan.items["slot"] < 0)
+    assert whole.sum() + len(plan.merges) >= 2 * 60
+    verify(plan, AllVisible(plan.segments))
+
+
+def test_whole_ones_are_left_where_all_are_even(kit: Any) -> None:
+    """160 tiles for 85 CTAs: those with two leave the second."""
+    case = batch(kit, [(960, LONG)], 70, 100)
+    plan = case.plan()
+    assert not pieces_of(plan).any()
+    prefill, _ = plan.work_of_roles()
+    assert prefill.ctas == 85 >= FEWEST_DEALERS and prefill.shared == 160 - 85
+    assert all(len(items) == 1 and items["slot"][0] < 0 for items in shared_items(plan))
+    verify(plan, case.visibility)
+
+
+def test_nothing_is_claimed_without_decodes(kit: Any) -> None:
+    case = batch(kit, [(720, LONG)], 0, 100)
+    plan = case.plan()
+    assert plan.num_shared_prefills == 0 and pieces_of(plan).any()
+    assert plan.balance < case.plan(**BY_STREAM_K).balance + 0.1
+    verify(plan, case.visibility)
+
+
+@pytest.mark.parametrize(
+    ("items", "ctas", "group", "beside", "alone"),
+    [
+        (FEWEST_DEALERS // 2, FEWEST_DEALERS, SMALLEST_GROUP, False, False),
+        (FEWEST_DEALERS // 2 + 1, FEWEST_DEALERS, SMALLEST_GROUP, True, True),
+        (MOST_DEALT * FEWEST_DEALERS, FEWEST_DEALERS, SMALLEST_GROUP, True, True),
+        (MOST_DEALT * FEWEST_DEALERS + 1, FEWEST_DEALERS, SMALLEST_GROUP, False, True),
+        (FEWEST_DEALERS, FEWEST_DEALERS - 1, SMALLEST_GROUP, False, True),
+        (FEWEST_DEALERS, FEWEST_DEALERS, SMALLEST_GROUP - 1, False, True),
+        (1, 1, 1, False, True),
+        (0, 1, 1, False, False),
+    ],
+)
+def test_who_is_dealt(items: int, ctas: int, group: int, beside: bool, alone: bool) -> None:
+    assert are_dealt(items, ctas, group, is_alone=False) is beside
+    assert are_dealt(items, ctas, group, is_alone=True) is alone
