@@ -27,7 +27,7 @@ from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.model.bounds import INT32_MAX, Bounds
 from warploom.scheduler.model.cost import PIECE
 from warploom.scheduler.model.layout import Records
-from warploom.scheduler.model.problem import SHARING_TILES, Problem
+from warploom.scheduler.model.problem import Problem, share_keys
 from warploom.scheduler.model.roles import FIRST, Role, RolePrices
 from warploom.scheduler.model.visibility import Visibility
 from warploom.scheduler.partition.fixed import ChunkCounts
@@ -253,8 +253,8 @@ class Rules:
     def uses_stream_k(self, batch: Batch, tile: TileConfig) -> bool:
         """True if segments have few tiles, or the GPU.
 
-        Of two roles, if bits may depend on the batch: whether nothing else may be. A host deals
-        some prefills, a device none (decision 0062).
+        Of two roles, if bits may depend on the batch: True if no prefills may be dealt, as a device
+        deals none (decision 0062).
 
         The order of tiles that share keys matters to the cache, so long prefills are assigned
         longest first, section by section; for decoding and appending a Stream-K partition is as
@@ -268,7 +268,7 @@ class Rules:
             return isinstance(batch, OnDevice)
         segments = batch.sizes.num_segments
         fused = batch.sizes.segment_rows * self.heads.group_size
-        if not _shares_keys(fused, tile, segments):
+        if not share_keys(fused, tile.rows, segments):
             return True
         if self.device.type != "cuda":
             return False
@@ -281,7 +281,7 @@ class Rules:
         if tile.of_roles:
             return None
         rows = batch.sizes.segment_rows * self.heads.group_size
-        if not _shares_keys(rows, tile, batch.sizes.num_segments):
+        if not share_keys(rows, tile.rows, batch.sizes.num_segments):
             return None
         return None if self.uses_stream_k(batch, tile) else self.cached_keys
 
@@ -356,7 +356,7 @@ def may_be_longest_first(tile: TileConfig, options: Options, group_size: int) ->
         return False
     if bounds is None:
         return True
-    return _shares_keys(bounds.max_q_rows * group_size, tile, 1)  # of a single segment
+    return share_keys(bounds.max_q_rows * group_size, tile.rows, 1)  # of a single segment
 
 
 def planner_kinds(
@@ -366,11 +366,6 @@ def planner_kinds(
     tiles = set(tiles)
     kinds = {(bool(tile.of_roles), bool(tile.of_roles)) for tile in tiles}
     return kinds | {(False, True) for t in tiles if may_be_longest_first(t, options, group_size)}
-
-
-def _shares_keys(fused: int, tile: TileConfig, segments: int) -> bool:
-    """Whether segments have several tiles on average; none do where there is no segment."""
-    return 0 < SHARING_TILES * tile.rows * segments <= fused
 
 
 def roles_of_tile(tile: TileConfig) -> tuple[Role, ...]:

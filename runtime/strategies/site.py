@@ -47,7 +47,8 @@ class Lists:
 
     Attributes:
         piece_keys: keys that a partial result is worth.
-        cached_keys: keys of one head that the cache holds, or None: all.
+        cached_keys: keys of one head that the cache holds, or None: all; of two roles their prices
+            say.
     """
 
     piece_keys: int

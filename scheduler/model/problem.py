@@ -124,6 +124,17 @@ class Problem:
         )  # fmt: skip
 
 
+def share_keys(fused: int, rows: int, segments: int) -> bool:
+    """Whether several tiles read the same keys on average; none do where there is no segment.
+
+    Args:
+        fused: rows of all segments.
+        rows: of a tile.
+        segments: how many there are.
+    """
+    return 0 < SHARING_TILES * rows * segments <= fused
+
+
 def sections(problem: Problem, segment: Ints, head: Ints) -> Ints:
     """Which part of the batch the keys of a (segment, head) belong to; parts fit the cache.
 

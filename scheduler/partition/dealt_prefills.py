@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from warploom.scheduler.model.layout import Ints
-from warploom.scheduler.model.problem import SHARING_TILES, Problem
+from warploom.scheduler.model.problem import Problem, share_keys
 from warploom.scheduler.partition import longest_first
 from warploom.scheduler.partition.pieces import Pieces
 
@@ -73,7 +73,7 @@ def deal(prefill: Problem, ctas: int, is_alone: bool) -> tuple[Pieces, int]:
 def _last_of_several(cta: Ints, ctas: int) -> Ints:
     """The last item of each CTA that has more than one, in the order of CTAs."""
     last = np.zeros(ctas, np.int64)
-    last[cta] = np.arange(len(cta))  # the last of equal indices counts
+    np.maximum.at(last, cta, np.arange(len(cta)))
     found: Ints = last[np.bincount(cta, minlength=ctas) > 1]
     return found
 
@@ -81,6 +81,6 @@ def _last_of_several(cta: Ints, ctas: int) -> Ints:
 def _section_keys(prefill: Problem) -> int | None:
     """Keys that the cache holds, where several tiles read the same on average."""
     assert prefill.prices is not None
-    rows = int(prefill.segments["num_q"].sum(dtype=np.int64)) * prefill.group_size
-    shares = rows >= SHARING_TILES * prefill.rows * len(prefill.segments)
+    fused = int(prefill.segments["num_q"].sum(dtype=np.int64)) * prefill.group_size
+    shares = share_keys(fused, prefill.rows, len(prefill.segments))
     return prefill.prices.cached_keys if shares else None
