@@ -1,11 +1,11 @@
 """Fit when two roles are chosen to recorded mixed batches; needs no GPU.
 
-    python benchmarks/fit_roles.py [FILE]
+    python benchmarks/fit_roles.py [FILE ...]
 
-FILE is what `mixed.py --tables mixed_drawn` wrote, with the rows "one tile" and "two roles". The
-margins of `role_cost.forecast` (decision 0056) are fitted to the first 40 batches. Prints how much
-longer than the better of both the choice takes, with the shipped numbers and with fitted ones: of
-the batches that were fitted to, and of the others.
+Files are what `mixed.py` wrote with `--tables mixed_drawn` and `mixed_light`, with the rows "one
+tile" and "two roles". The margins of `role_cost.forecast` (decision 0056) are fitted to the first
+two of five batches of each. Prints how much longer than the better of both the choice takes, with
+the shipped numbers and with fitted ones: of the batches that were fitted to, and of the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from harness import RESULTS, load_rows
-from mixed_batches import DIM, KINDS, PAGE, Batch, drawn_batch
+from mixed_batches import DIM, KINDS, PAGE, Batch, drawn_batch, light_batch
 from mixed_goals import ONE_TILE, TWO_ROLES, geometric_mean
 from rich.console import Console
 from rich.table import Table
@@ -39,9 +39,8 @@ from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.model.layout import Records
 from warploom.scheduler.model.visibility import Visibility
 
-FITTED = 40  # batches; the others are left out
+FILES = "mixed_drawn_peers.jsonl", "mixed_light.jsonl"
 CTAS = 132  # of the GPUs that were measured
-OPENINGS = (0, 3, 6, 10, 15, 20, 28)  # microseconds
 SPREADS = (10, 15, 20, 25, 33, 50, 100)
 LONGERS = (4, 6, 8, 12, 16)
 
@@ -105,12 +104,22 @@ def counted(batch: Batch) -> tuple[RoleCost, int, int]:
 def load(path: Path) -> Iterator[Timed]:
     """The batches of a record that have both rows, in the order in which they are drawn."""
     _, rows = load_rows(path)
+    drawn = {"mixed_drawn": drawn_batch, "mixed_light": light_batch}
+    table = {row.case: row.benchmark for row in rows}
     ms = {(row.case, row.impl): row.ms for row in rows if row.ms is not None}
     for name in dict.fromkeys(row.case for row in rows if row.case != "ceiling"):
         both = ms.get((name, ONE_TILE)), ms.get((name, TWO_ROLES))
         if both[0] is not None and both[1] is not None:
-            batch = drawn_batch(int(name.partition(":")[0]))
+            batch = drawn[table[name]](int(name.partition(":")[0]))
             yield Timed(name, *counted(batch), both[0], both[1])
+
+
+def parted(recorded: Sequence[Sequence[Timed]]) -> tuple[list[Timed], list[Timed]]:
+    """Those that numbers are fitted to, two of five of each record, and the others."""
+    ends = [len(batches) * 2 // 5 for batches in recorded]
+    pairs = list(zip(recorded, ends, strict=True))
+    fitted_to = [one for batches, end in pairs for one in batches[:end]]
+    return fitted_to, [one for batches, end in pairs for one in batches[end:]]
 
 
 def mean_loss(batches: Sequence[Timed], margins: Margins) -> float:
@@ -122,14 +131,10 @@ def fitted(batches: Sequence[Timed]) -> Margins:
 
     Losses within a thousandth count as equal, since times are not known to less.
     """
-    grid = [
-        Margins(opening * 10**6, spread, longer)
-        for opening, spread, longer in product(OPENINGS, SPREADS, LONGERS)
-    ]
+    grid = [Margins(spread, longer) for spread, longer in product(SPREADS, LONGERS)]
 
     def rank(one: Margins) -> tuple[float, float]:
         steps = (
-            abs(OPENINGS.index(one.opening // 10**6) - OPENINGS.index(SHIPPED.opening // 10**6)),
             abs(SPREADS.index(one.spread) - SPREADS.index(SHIPPED.spread)),
             abs(LONGERS.index(one.longer) - LONGERS.index(SHIPPED.longer)),
         )
@@ -140,19 +145,21 @@ def fitted(batches: Sequence[Timed]) -> Margins:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("file", nargs="?", type=Path, default=RESULTS / "mixed_drawn.jsonl")
-    file = parser.parse_args(argv).file
-    batches = list(load(file))
-    if not batches:
-        parser.error(f"{file} has no batch with the rows {ONE_TILE!r} and {TWO_ROLES!r}")
-    first, others = batches[:FITTED], batches[FITTED:]
-    table = Table("", "opening, us", "1 of", "decodes longer by 1 of", "fitted to", "left out",
+    default = [RESULTS / name for name in FILES]
+    parser.add_argument("files", nargs="*", type=Path, default=default)
+    files = parser.parse_args(argv).files
+    recorded = [list(load(file)) for file in files]
+    if not any(recorded):
+        parser.error(f"no batch of {files} has the rows {ONE_TILE!r} and {TWO_ROLES!r}")
+    first, others = parted(recorded)
+    batches = first + others
+    table = Table("", "1 of", "decodes longer by 1 of", "fitted to", "left out",
                   "worst")  # fmt: skip
     for name, margins in (("shipped", SHIPPED), ("fitted", fitted(first))):
         losses = (f"{mean_loss(part, margins):.4f}" if part else "" for part in (first, others))
         worst = max(batches, key=lambda one, by=margins: one.loss(by))  # type: ignore[misc]
         table.add_row(
-            name, f"{margins.opening / 1e6:g}", str(margins.spread), str(margins.longer), *losses,
+            name, str(margins.spread), str(margins.longer), *losses,
             f"{worst.loss(margins):.3f}, {worst.name}",
         )  # fmt: skip
     Console().print(table)

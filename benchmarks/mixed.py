@@ -8,8 +8,9 @@ ours: "one plan" is one wrapper that plans the whole batch and chooses roles by 
 the same without roles, "two roles" always with them, "two in turn" and "two streams" a wrapper for
 each kind of request, "... alone" each half, which bounds all others. Of a row with several ways
 (`kept` in its params) the fastest counts.
-"mixed" has twelve batches with goals, "mixed_drawn" N of drawn sizes, "mixed_lanes" such of other
-head sizes (N of the first, a third of the others) by ways of warploom alone, "mixed_pure" batches
+"mixed" has twelve batches with goals, "mixed_drawn" N of drawn sizes, "mixed_light" N with few
+decodes or a short chunk, and "mixed_lanes" drawn ones of other head sizes (N of the first, a third
+of the others), both by ways of warploom alone, "mixed_pure" batches
 of one kind through a wrapper that has planned a mixed one, "mixed_fp8" the twelve over a cache of 8
 bits, without peers, and with a portable tile; "mixed_captured" has batches of any kind through
 wrappers for CUDA graphs. A run that its limit ends keeps what it has.
@@ -52,6 +53,7 @@ from mixed_batches import (
     cases,
     check_of,
     drawn_batches,
+    light_batches,
     make_mixed,
     table_batches,
 )
@@ -60,7 +62,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tables import measured_ceiling
 
 CEILINGS = ("matmul", "copy", "read")
-TABLES = ("mixed", "mixed_drawn", "mixed_lanes", "mixed_pure", "mixed_fp8", "mixed_captured")
+TABLES = ("mixed", "mixed_drawn", "mixed_light", "mixed_lanes", "mixed_pure", "mixed_fp8",
+          "mixed_captured")  # fmt: skip
 DRAWN = 24
 LANES = (64, 96)  # of heads, the most common first
 
@@ -159,13 +162,16 @@ def trials_of(table: str, options: argparse.Namespace) -> list[Trial]:
     if table == "mixed_captured":
         trials = list(captured_trials(small, on_gpu))
         return trials[::4] if options.quick else trials
-    drawn = table in ("mixed_drawn", "mixed_lanes")
-    batches = cases(drawn_batches(options.drawn) if drawn else table_batches(), small)
+    drawn = dict.fromkeys(("mixed_drawn", "mixed_lanes"), drawn_batches)
+    drawn |= {"mixed_light": light_batches}
+    batches = drawn[table](options.drawn) if table in drawn else table_batches()
+    batches = cases(batches, small)
     if table == "mixed_lanes":
         batches = [one for dim in LANES for one in with_lanes(batches, dim)]
-    if options.quick and not drawn:
+    if options.quick and table not in drawn:
         batches = batches[::4]
-    trial = {"mixed_fp8": narrow_trial, "mixed_lanes": own_trial}.get(table, mixed_trial)
+    own = {"mixed_fp8": narrow_trial, "mixed_lanes": own_trial, "mixed_light": own_trial}
+    trial = own.get(table, mixed_trial)
     return [trial(batch, on_gpu) for batch in batches]
 
 

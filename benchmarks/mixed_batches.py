@@ -2,7 +2,7 @@
 
 The twelve of the table are equal decodes of one context. Others are drawn with a fixed
 seed, one chunk each, sizes log-uniform and independent: no record of a server. Batch i is the same
-one however many are drawn.
+one however many are drawn. Light ones have little of one kind: few decodes, or a short chunk.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +26,6 @@ HEADS = ((32, 8), (32, 32), (64, 8))  # of drawn batches
 SOFT_CAP = 5.0  # low, for logits of random inputs are small and the check must see it
 SEED = 20261125
 SHORTEST, LONGEST = 256, 32768  # contexts of drawn batches
-LARGEST_CHUNK = 4096
-FEWEST, MOST = 8, 256  # decodes of drawn batches
 
 
 def soft_cap(logits: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -62,6 +60,17 @@ KINDS = {
              window=WINDOW),
     )
 }  # fmt: skip
+
+
+class Sizes(NamedTuple):
+    """What drawn batches have, from the least to the most: rows of the chunk, and decodes."""
+
+    chunk: tuple[int, int]
+    decodes: tuple[int, int]
+
+
+DRAWN = Sizes(chunk=(256, 4096), decodes=(8, 256))
+LIGHT = Sizes(chunk=(32, 4096), decodes=(1, 8)), Sizes(chunk=(32, 256), decodes=(8, 256))
 
 
 @dataclass(frozen=True)
@@ -127,13 +136,21 @@ def log_uniform(rng: np.random.Generator, low: int, high: int, size: int) -> lis
 
 def drawn_batch(number: int) -> Batch:
     """Batch `number` of the drawn ones: every second one has a soft-cap or a window, in turn."""
+    return _drawn(number, DRAWN, ("causal", "soft-cap", "causal", "window")[number % 4])
+
+
+def light_batch(number: int) -> Batch:
+    """Light batch `number`: few decodes and a short chunk in turn; one of four has a window."""
+    return _drawn(number, LIGHT[number % 2], "window" if number // 2 % 4 == 3 else "causal")
+
+
+def _drawn(number: int, sizes: Sizes, kind: str) -> Batch:
     rng = np.random.default_rng((SEED, number))
-    (chunk,) = log_uniform(rng, SHORTEST, LARGEST_CHUNK, 1)
+    (chunk,) = log_uniform(rng, *sizes.chunk, 1)
     (context,) = log_uniform(rng, chunk, LONGEST, 1)
-    (count,) = log_uniform(rng, FEWEST, MOST, 1)
+    (count,) = log_uniform(rng, *sizes.decodes, 1)
     decodes = tuple(log_uniform(rng, SHORTEST, LONGEST, count))
     heads = HEADS[int(rng.integers(len(HEADS)))]
-    kind = ("causal", "soft-cap", "causal", "window")[number % 4]
     name = f"{number}: {chunk}/{context}/{count}, {heads[0]}/{heads[1]}"
     name += "" if kind == "causal" else f", {kind}"
     return Batch(name, chunk, context, decodes, heads, kind, bool(rng.integers(2)))
@@ -141,6 +158,10 @@ def drawn_batch(number: int) -> Batch:
 
 def drawn_batches(count: int) -> list[Batch]:
     return [drawn_batch(number) for number in range(count)]
+
+
+def light_batches(count: int) -> list[Batch]:
+    return [light_batch(number) for number in range(count)]
 
 
 def tiny(batch: Batch) -> Batch:

@@ -291,6 +291,7 @@ SUMMARIES = {
     "mixed_drawn": of_drawn,
     "mixed_drawn_peers": of_peers,
     "mixed_pure": of_pure,
+    "mixed_light": of_own,
     "mixed_lanes": of_own,
     "mixed_fp8": of_own,
     "mixed_captured": of_own,

@@ -32,6 +32,7 @@ NOT_SHOWN = (
     "mixed_traces",
     "mixed_lanes_slower",
     "mixed_again",
+    "mixed_fused",
     "prefetch*",
     "graph_pool_h100",
 )
@@ -227,6 +228,7 @@ DRAWINGS: dict[str, Callable[[Any, Sequence[Row]], None]] = {
     "mixed_flash3_h200": draw_bars,
     "mixed_drawn": draw_speed_ups,
     "mixed_drawn_peers": draw_ratios,
+    "mixed_light": draw_ratios,
     "mixed_lanes": draw_ratios,
     "mixed_pure": draw_bars,
     "mixed_fp8": draw_bars,

@@ -27,6 +27,7 @@ TITLES = {
     "mixed_flash3_h200": "The same beside it on an H200",
     "mixed_drawn": "Drawn mixed batches, page 16, heads of 128, bf16",
     "mixed_drawn_peers": "Drawn mixed batches beside FlashInfer and FlashAttention-3",
+    "mixed_light": "Drawn mixed batches with few decodes, or a short chunk",
     "mixed_lanes": "Drawn mixed batches of other head sizes, by ways of warploom",
     "llama_step": "A step of paged_llama.py, eight layers of 8B, chunk/context/decodes, fp16",
     "mixed_pure": "Batches of one kind through a wrapper for mixed ones, heads 32/8, bf16",

@@ -18,23 +18,25 @@ def fit(harness: ModuleType) -> ModuleType:
 
 
 @pytest.fixture
-def recorded(fit: ModuleType, harness: ModuleType) -> list[Any]:
-    return list(fit.load(harness.RESULTS / "mixed_drawn.jsonl"))
+def recorded(fit: ModuleType, harness: ModuleType) -> list[list[Any]]:
+    return [list(fit.load(harness.RESULTS / name)) for name in fit.FILES]
 
 
 def test_the_shipped_numbers_are_those_that_are_fitted(fit: ModuleType, recorded: Any) -> None:
-    assert len(recorded) == 100
-    first, others = recorded[: fit.FITTED], recorded[fit.FITTED :]
+    assert [len(batches) for batches in recorded] == [100, 64]
+    first, others = fit.parted(recorded)
+    assert len(first) == 65
     assert fit.fitted(first) == fit.SHIPPED
-    assert fit.mean_loss(others, fit.SHIPPED) < 1.002
-    always = fit.SHIPPED._replace(opening=-(10**15))  # two roles, whatever they gain
+    drawn, light = (fit.parted([batches])[1] for batches in recorded)
+    assert fit.mean_loss(drawn, fit.SHIPPED) < 1.002 and fit.mean_loss(light, fit.SHIPPED) < 1.01
+    always = fit.SHIPPED._replace(spread=10**15)  # two roles, whatever they gain
     assert fit.mean_loss(others, always) > fit.mean_loss(others, fit.SHIPPED)
 
 
 def test_the_fit_finds_a_rule_by_which_batches_were_timed(fit: ModuleType) -> None:
     """Batches whose faster way is decided by other numbers than those that are shipped."""
     cost = RoleCost(prefill=1_000_000, decode=1_000_000, saturating=60)
-    truth = fit.Margins(opening=20 * 10**6, spread=10, longer=8)
+    truth = fit.Margins(spread=10, longer=8)
     made = []
     for number in range(60):
         plain = fit.Timed(str(number), cost, 20_000, 150 * number, 1.0, 1.0)

@@ -90,14 +90,12 @@ class Margins(NamedTuple):
     """What decides beside prices, fitted by `benchmarks/fit_roles.py`.
 
     Attributes:
-        opening: picoseconds that two roles take longer than one tile to begin and to end.
-        spread: and 1 of so many of the time, which is what they lose where one of them has hardly
-            anything to do.
+        spread: two roles must save 1 of so many of the time, which is what they lose where one of
+            them has hardly anything to do.
         longer: one tile takes 1 of so many longer for decodes than memory does, since most of its
             rows are empty.
     """
 
-    opening: int = 3_000_000
     spread: int = 25
     longer: int = 8
 
@@ -111,7 +109,7 @@ class Forecast(NamedTuple):
     Attributes:
         in_turn: by one tile for all, which computes and reads in turn.
         at_once: by two roles, which do both at once.
-        margin: what beginning and ending two roles costs.
+        margin: what two roles cost.
     """
 
     in_turn: int
@@ -121,7 +119,7 @@ class Forecast(NamedTuple):
     @property
     def pays(self) -> bool:
         """Whether two roles are faster, by more than they cost."""
-        return self.in_turn - self.at_once >= self.margin
+        return self.in_turn - self.at_once > self.margin
 
 
 def forecast(
@@ -144,7 +142,7 @@ def forecast(
     alone = max(reading + reading // margins.longer, decodes * cost.decode_in_tall // ctas)
     in_turn = prefill // ctas + alone
     at_once = max(reading, (prefill + decode) // ctas)
-    return Forecast(in_turn, at_once, margins.opening + in_turn // margins.spread)
+    return Forecast(in_turn, at_once, in_turn // margins.spread)
 
 
 def role_cost_on_cpu(tile: TileConfig) -> RoleCost:

@@ -23,8 +23,8 @@ from warploom.runtime.strategies.size_classes import SizeClass
 from warploom.scheduler.model.bounds import INT32_MAX
 from warploom.scheduler.model.problem import SHARING_TILES
 
-_ALIKE = struct.Struct("=4q23i4x")  # warploom::Alike
-_UNASKED = (0,) * 4, (1, 1, 1, 1, 0), (0,) * 4  # whether two roles pay
+_ALIKE = struct.Struct("=3q23i4x")  # warploom::Alike
+_UNASKED = (0,) * 3, (1, 1, 1, 1, 0), (0,) * 4  # whether two roles pay
 
 
 class Limits:
@@ -141,7 +141,7 @@ def _packed(limits: Limits, mix: Mix | None = None, heads: int = 0, ctas: int = 
     prices, ways, sizes = _UNASKED
     if mix is not None:
         cost, margins = mix.cost, SHIPPED
-        prices = cost.prefill, cost.decode, cost.decode_in_tall, margins.opening
+        prices = cost.prefill, cost.decode, cost.decode_in_tall
         ways = margins.spread, margins.longer, min(cost.saturating, ctas), ctas, heads
         sizes = mix.sizes
     fewest, *least = limits.least.values()

@@ -31,8 +31,9 @@ SHARED_PREFILLS, SHARED_DECODES = 2, len(ROLE_OF_LISTS) - ENDS  # where these be
 
 # On an H200 a piece of a prefill costs about 10 us, to open, to write as a partial result and to
 # merge: as much as 800 keys, and if prefills are cut, a CTA has two. If not, the CTA that is done
-# last has half a prefill more than the mean.
+# last has half a prefill more than the mean, or, of fewer than CTAs, what it has beyond the mean.
 SHORTEST_CUT = 4096  # keys
+LATE = 8  # 1 of so many of these may be beyond the mean
 PER_IDLE_PREFILL = 4  # of CTAs that neither role needs 1 of so many prefills (decision 0043)
 
 
@@ -62,7 +63,7 @@ class RolePrices:
             guess: several times what a CTA could read while it opens one.
         cached_keys: keys of one head that the cache holds; None: all that a batch may have.
         shortest_cut: keys of the shortest item of the first role that is cut, in key tiles begun.
-            So are those that are half as many longer than a CTA's equal slice of all items.
+            So are those that are 1 / LATE of it longer than a CTA's equal slice of all items.
     """
 
     units: tuple[int, int]

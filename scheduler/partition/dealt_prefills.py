@@ -4,11 +4,11 @@ Where CTAs have few prefills each, equal parts of a line cut most of them, and t
 the tiles of one head are then at different places of its keys: these are read from memory as often.
 Whole ones of a head begin with its first keys, and move on together (decision 0062).
 
-A line is as good where CTAs have many prefills, and better where there are fewer than half as many
-as CTAs: equal tiles of the same keys are then cut at the same places. Without groups of heads it is
-better at times, and worse at others.
+A line is as good where CTAs have many prefills. Without groups of heads, or with small ones, it is
+better where most are whole on it, in rounds.
 
-Beside decodes some work must be left to be claimed, since nobody knows when those are done.
+Beside decodes some work must be left to be claimed, since nobody knows when those are done. Without
+any all prefills are dealt.
 """
 
 from __future__ import annotations
@@ -23,43 +23,44 @@ from warploom.scheduler.partition import longest_first
 from warploom.scheduler.partition.pieces import Pieces
 
 # As measured on an H200, of prefills beside decodes: for each CTA that prefills; such CTAs; query
-# heads of a group.
+# heads of a group, where there are rounds.
 MOST_DEALT, FEWEST_DEALERS, SMALLEST_GROUP = 6, 32, 4
 
 
-def are_dealt(items: int, ctas: int, group_size: int, is_alone: bool) -> bool:
-    """Whether so many prefills are dealt to so many CTAs.
+def are_dealt(items: int, ctas: int, group_size: int, in_rounds: bool) -> bool:
+    """Whether so many prefills beside decodes are dealt to so many CTAs.
 
     Args:
         items: query tiles of all heads.
         ctas: that prefill.
         group_size: query heads of a key/value head.
-        is_alone: there are no decodes.
+        in_rounds: most are whole on a line.
     """
-    if 2 * items <= ctas:
-        return False
-    is_measured = ctas >= FEWEST_DEALERS and group_size >= SMALLEST_GROUP
-    return is_alone or (is_measured and items <= MOST_DEALT * ctas)
+    is_better = group_size >= SMALLEST_GROUP or not in_rounds
+    return is_better and ctas >= FEWEST_DEALERS and items <= MOST_DEALT * ctas
 
 
 def deal(prefill: Problem, ctas: int, is_alone: bool) -> tuple[Pieces, int]:
     """Whole prefills of so many CTAs, and the pieces that level them.
 
-    Beside decodes each piece is a list that any CTA claims, the longest first; if whole ones are
-    even, so is the last of each CTA that has several. Without decodes pieces are the CTA's that has
-    least to do, and prefills that share keys are dealt section by section, as those of one tile.
+    Those that share keys are dealt section by section, as tiles of plans of one. Beside decodes
+    each piece is a list that any CTA claims, the longest first; if whole ones are even, so is the
+    last of each CTA that has several. Without decodes pieces are the CTA's that has least to do.
 
     Args:
         prefill: the part of the role.
-        ctas, is_alone: see `are_dealt`.
+        ctas: that prefill.
+        is_alone: there are no decodes.
 
     Returns:
         Pieces, of which owners from `ctas` on are shared lists; and how many of these.
     """
-    sections = _section_keys(prefill) if is_alone else None
     found = longest_first.assign(
-        replace(prefill, stream_k=False, section_keys=sections, num_ctas=ctas, active_ctas=ctas)
-    )
+        replace(
+            prefill, stream_k=False, section_keys=_section_keys(prefill), num_ctas=ctas,
+            active_ctas=ctas,
+        )
+    )  # fmt: skip
     owner, shared = found.cta.copy(), np.zeros(0, np.int64)
     if not is_alone:
         shared = np.arange(len(owner))[len(owner) - found.pieces :]

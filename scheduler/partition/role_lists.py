@@ -30,6 +30,7 @@ part by more than what cutting costs.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from warploom.scheduler.model.layout import MERGE, ROLE_ITEM, Ints, Records
 from warploom.scheduler.model.problem import Problem, WorkList, by_cta
 from warploom.scheduler.model.roles import (
     ENDS,
+    LATE,
     ROUNDS,
     SHARED_DECODES,
     SHARED_PREFILLS,
@@ -53,6 +55,7 @@ from warploom.scheduler.partition.stream_k import (
     Line,
     boundaries_at,
     cut,
+    fitting_slices,
     partition,
 )
 
@@ -139,16 +142,19 @@ def _prefills(
     if len(tiles.segment) == 0:
         return Pieces.none(), 0
     line = Line.of(tiles, problem.num_kv_heads, problem.cost_model)
+    items = len(line.tile)
     are_short = problem.active_ctas > 1 and line.visible.max() < _least_cut(line, problem, ctas)
-    may_deal = may_deal and (is_alone or not are_short)
-    if may_deal and are_dealt(len(line.tile), ctas, problem.group_size, is_alone):
+    is_beyond = problem.active_ctas > 1 and _reads_beyond_cache(tiles, problem)
+    rounds = rounds_of(items, ctas, problem.active_ctas) if is_beyond else NO_ROUNDS
+    is_better = not are_short and are_dealt(items, ctas, problem.group_size, rounds.are_all)
+    if may_deal and (is_alone or is_better):
         return deal(problem, ctas, is_alone)
     if are_short:
-        if not _reads_beyond_cache(tiles, problem):
+        if not is_beyond:
             line = Line.of(tiles, problem.num_kv_heads, problem.cost_model, by_tile=True)
         own, cuts = _whole(line, ctas, problem.active_ctas)
     else:
-        own, cuts = _cuts(line, tiles, problem, ctas)
+        own, cuts = _cuts(line, rounds, ctas, problem.active_ctas)
     found = cuts.pieces(line, Grid(1, problem.num_kv_heads, ctas), tiles, problem)
     owner = np.where(found.owner < own, found.owner, found.owner - own + ctas)
     return Pieces(found.items, found.merges, owner, found.cost), cuts.number - own
@@ -198,20 +204,20 @@ def _whole(line: Line, ctas: int, active: int) -> tuple[int, Cuts]:
     return min(ctas, lists), Cuts(line.begin[np.arange(lists) * each], line.total)
 
 
-def _cuts(line: Line, tiles: Tiles, problem: Problem, ctas: int) -> tuple[int, Cuts]:
+def _cuts(line: Line, rounds: Rounds, ctas: int, active: int) -> tuple[int, Cuts]:
     """How many slices of the line of prefills CTAs have, and where all are cut.
 
     No slice is shorter than `CostModel.least_slice`, but a single one and lists of whole prefills.
     """
-    assert problem.prices is not None  # checked with the roles
-    least, total, active = line.model.least_slice, line.total, problem.active_ctas
-    if active > 1 and _reads_beyond_cache(tiles, problem):
-        each, lists = rounds_of(len(line.tile), ctas, active)
-        if lists:
-            end = int(line.begin[each * lists])
-            ends = min(ctas, (total - end) // (shortest_in(ENDS) * least))
-            if ends:
-                return ctas, Cuts(line.begin[np.arange(lists) * each], end, ends, ENDS)
+    least, total = line.model.least_slice, line.total
+    if rounds.lists:
+        end = int(line.begin[rounds.each * rounds.lists])
+        ends = min(ctas, (total - end) // (shortest_in(ENDS) * least))
+        if ends:
+            return ctas, Cuts(line.begin[np.arange(rounds.lists) * rounds.each], end, ends, ENDS)
+    if 2 * len(line.tile) <= ctas:  # a shared rest would be the pieces of one or two
+        own = fitting_slices(len(line.tile), max(1, min(ctas, total // least)))
+        return own, Cuts.equal(own, total, 0)
     rest = total // SHARED
     shared = min(ctas, rest // least) if active > 1 else 0
     end = total - rest if shared else total
@@ -230,13 +236,10 @@ def _reads_beyond_cache(tiles: Tiles, problem: Problem) -> bool:
 
 
 def _least_cut(line: Line, problem: Problem, ctas: int) -> int:
-    """Key tiles of the shortest prefill that is cut.
-
-    The longest one is at most half of `RolePrices.shortest_cut` longer than an equal slice.
-    """
+    """Key tiles of the shortest prefill that is cut; see `RolePrices.shortest_cut`."""
     assert problem.prices is not None
     least = problem.prices.cut_tiles(problem.keys)
-    return min(least, line.total // (line.model.per_tile * ctas) + -(-least // 2))
+    return min(least, line.total // (line.model.per_tile * ctas) + -(-least // LATE))
 
 
 def whole_lists(items: int, ctas: int, active: int) -> tuple[int, int]:
@@ -251,7 +254,25 @@ def whole_lists(items: int, ctas: int, active: int) -> tuple[int, int]:
     return each, -(-items // each)
 
 
-def rounds_of(items: int, ctas: int, active: int) -> tuple[int, int]:
+class Rounds(NamedTuple):
+    """Lists of whole prefills.
+
+    Attributes:
+        each: items of a list.
+        lists: none, or at least one for each CTA that prefills, and at most `ROUNDS` rounds, the
+            first for these and the others for all that may claim.
+        are_all: there are some, and the last round was not left out.
+    """
+
+    each: int
+    lists: int
+    are_all: bool
+
+
+NO_ROUNDS = Rounds(0, 0, are_all=False)
+
+
+def rounds_of(items: int, ctas: int, active: int) -> Rounds:
     """Lists of whole prefills; the rest is cut, so that all are done at about the same time.
 
     The last round is left out, too, where what is behind does not make up for the lists that it
@@ -261,20 +282,15 @@ def rounds_of(items: int, ctas: int, active: int) -> tuple[int, int]:
         items: of the line.
         ctas: that prefill.
         active: that may claim prefills, when they have no decodes any more.
-
-    Returns:
-        Items of each list, and lists: none, or at least one for each of `ctas`, and at most
-        `ROUNDS` rounds, the first for `ctas` and the others for `active`.
     """
     # behind the lists of whole items half of one for each CTA, which is what it waits on average
     most = items - max(-(-items // SHARED), -(-active // 2))
     if most < ctas:
-        return 0, 0
+        return NO_ROUNDS
     each = -(-most // (ctas + (ROUNDS - 1) * active))
     lists = most // each
-    if -(-lists // ctas) * ctas * each > items:
-        lists = lists // ctas * ctas
-    return each, lists
+    are_all = -(-lists // ctas) * ctas * each <= items
+    return Rounds(each, lists if are_all else lists // ctas * ctas, are_all)
 
 
 def _decodes(

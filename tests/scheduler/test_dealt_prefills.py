@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +23,7 @@ from warploom.scheduler.partition.dealt_prefills import (
     SMALLEST_GROUP,
     are_dealt,
 )
+from warploom.scheduler.partition.role_lists import rounds_of
 from warploom.scheduler.plans.plan import Plan
 from warploom.scheduler.plans.verify import verify
 
@@ -103,18 +105,42 @@ def test_nothing_is_claimed_without_decodes(kit: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("items", "ctas", "group", "beside", "alone"),
+    ("items", "ctas", "group", "has_groups"),
     [
-        (FEWEST_DEALERS // 2, FEWEST_DEALERS, SMALLEST_GROUP, False, False),
-        (FEWEST_DEALERS // 2 + 1, FEWEST_DEALERS, SMALLEST_GROUP, True, True),
-        (MOST_DEALT * FEWEST_DEALERS, FEWEST_DEALERS, SMALLEST_GROUP, True, True),
-        (MOST_DEALT * FEWEST_DEALERS + 1, FEWEST_DEALERS, SMALLEST_GROUP, False, True),
-        (FEWEST_DEALERS, FEWEST_DEALERS - 1, SMALLEST_GROUP, False, True),
-        (FEWEST_DEALERS, FEWEST_DEALERS, SMALLEST_GROUP - 1, False, True),
-        (1, 1, 1, False, True),
-        (0, 1, 1, False, False),
+        (1, FEWEST_DEALERS, SMALLEST_GROUP, True),
+        (MOST_DEALT * FEWEST_DEALERS, FEWEST_DEALERS, SMALLEST_GROUP, True),
+        (MOST_DEALT * FEWEST_DEALERS + 1, FEWEST_DEALERS, SMALLEST_GROUP, False),
+        (FEWEST_DEALERS, FEWEST_DEALERS - 1, SMALLEST_GROUP, False),
+        (FEWEST_DEALERS, FEWEST_DEALERS, SMALLEST_GROUP - 1, False),
     ],
 )
-def test_who_is_dealt(items: int, ctas: int, group: int, beside: bool, alone: bool) -> None:
-    assert are_dealt(items, ctas, group, is_alone=False) is beside
-    assert are_dealt(items, ctas, group, is_alone=True) is alone
+def test_who_is_dealt_beside_decodes(items: int, ctas: int, group: int, has_groups: bool) -> None:
+    assert are_dealt(items, ctas, group, in_rounds=True) is has_groups
+    is_few = ctas >= FEWEST_DEALERS and items <= MOST_DEALT * ctas
+    assert are_dealt(items, ctas, group, in_rounds=False) is is_few
+
+
+@pytest.mark.parametrize(("tiles", "is_whole"), [(100, True), (85, False)])
+@pytest.mark.parametrize("group", [1, 4])
+def test_whole_rounds_are_dealt_if_heads_have_groups(
+    kit: Any, group: int, tiles: int, is_whole: bool
+) -> None:
+    """Tiles of two heads, whose keys the cache does not hold: two rounds for 90 CTAs, or one."""
+    case = batch(kit, [(48 * tiles // group, LONG)], 30, 100, group=group)
+    prices = replace(case.prices, cached_keys=2 * LONG - 1)
+    plan, line = case.plan(prices=prices), case.plan(prices=prices, **BY_STREAM_K)
+    prefill, _ = plan.work_of_roles()
+    assert rounds_of(2 * tiles, prefill.ctas, 100).are_all is is_whole
+    is_line = group == 1 and is_whole
+    assert np.array_equal(plan.items, line.items) is is_line
+    verify(plan, case.visibility)
+
+
+def test_a_rest_that_is_shared_is_not_the_pieces_of_one(kit: Any) -> None:
+    """Two tiles on a line: a shared eighth would be a quarter of one, in as many pieces as CTAs."""
+    case = batch(kit, [(12, 60_000)], 4, 100, heads=2)
+    plan = case.plan(**BY_STREAM_K)
+    prefill, _ = plan.work_of_roles()
+    slots = plan.merges["num_slots"][:2]
+    assert prefill.shared == 0 and prefill.ctas == slots.sum() and slots[0] == slots[1]
+    verify(plan, case.visibility)

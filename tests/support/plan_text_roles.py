@@ -18,7 +18,7 @@ from warploom.scheduler.model.layout import MERGE, ROLE_ITEM
 from warploom.scheduler.model.problem import Problem, WorkList
 from warploom.scheduler.model.roles import ENDS, ROUNDS, SLICES
 from warploom.scheduler.partition.role_lists import DECODES_SHARED, SHARED
-from warploom.scheduler.partition.stream_k import SNAP
+from warploom.scheduler.partition.stream_k import SNAP, fitting_slices
 
 
 def build(problem: Problem) -> WorkList:
@@ -32,20 +32,24 @@ def build(problem: Problem) -> WorkList:
        equal part, cut it into lists of whole ones, of which each of the CTAs that remain has one
        and the others are shared; each tile of all heads is put before the next if the cache holds
        all keys. Else do so with most of the line; or, if there are too few, cut it into a part for
-       each of these CTAs. Cut the rest into shared parts.
+       each of these CTAs. Cut the rest into shared parts. But of long ones that are half as many
+       as CTAs, or fewer, each is cut into as many parts as there are CTAs for it.
     4. List prefills of each CTA, decodes of each CTA, shared prefills and shared decodes.
 
-    Unless Stream-K is asked for, prefills alone, and beside decodes few long ones for many CTAs,
-    are planned as if there were one tile, but for fewer than half as many as CTAs. Beside decodes
-    the pieces that level them are shared, or else the last of each CTA that has several.
+    Unless Stream-K is asked for, prefills alone are planned as if there were one tile; so are long
+    ones beside decodes if many CTAs have six each or fewer, and if heads have groups or the line
+    would lack a round. Beside decodes the pieces that level them are shared, or else the last of
+    each CTA that has several.
     """
     prefill, decode = problem.by_role()
     for_prefill, for_decode = _share_out(problem, prefill, decode)
     own, shared, merges = _prefills(prefill, for_prefill)
     tiles, is_alone = list(query_tiles(prefill)), not any(query_tiles(decode))
-    if not problem.stream_k and 2 * len(tiles) > for_prefill:
-        is_few = for_prefill >= 32 and len(tiles) <= 6 * for_prefill and problem.group_size >= 4
-        if is_alone or (is_few and not _are_short(prefill, tiles, for_prefill)):
+    if tiles and not problem.stream_k:
+        may_deal = for_prefill >= 32 and len(tiles) <= 6 * for_prefill
+        is_better = problem.group_size >= 4 or _lacks_a_round(prefill, tiles, for_prefill)
+        is_long = not _are_short(prefill, tiles, for_prefill)
+        if is_alone or (may_deal and is_better and is_long):
             own, shared, merges = _dealt(prefill, for_prefill, is_alone)
     decodes, more, claimed = [], [], 0
     if for_decode:
@@ -118,7 +122,7 @@ def _dealt(
     """Whole prefills, with the pieces that level them."""
     assert prefill.prices is not None
     fused = sum(int(num_q) for num_q in prefill.segments["num_q"]) * prefill.group_size
-    shares = is_alone and fused >= 4 * prefill.rows * len(prefill.segments)
+    shares = fused >= 4 * prefill.rows * len(prefill.segments)
     keys = prefill.prices.cached_keys if shares else None
     one = replace(prefill, stream_k=False, section_keys=keys, num_ctas=ctas, active_ctas=ctas)
     work, merges = plan_text.lists(one)
@@ -139,7 +143,7 @@ def _are_short(problem: Problem, line: Line, ctas: int) -> bool:
     assert problem.prices is not None
     longest, short = max(i.visible for i in line), ceil(problem.prices.shortest_cut / problem.keys)
     late = longest - length(problem, line) // (ctas * problem.cost_model.per_tile)
-    return problem.active_ctas > 1 and longest < short and late < ceil(short / 2)
+    return problem.active_ctas > 1 and longest < short and late < ceil(short / 8)
 
 
 def _parts(problem: Problem, line: Line, ctas: int) -> tuple[int, list[int], int, list[int]]:
@@ -151,17 +155,30 @@ def _parts(problem: Problem, line: Line, ctas: int) -> tuple[int, list[int], int
         each = ceil(len(line) / (ctas + (SLICES[0] - 1) * active))
         begins = [length(problem, line[:i]) for i in range(0, len(line), each)]
         return min(ctas, len(begins)), begins, total, []
-    cached = problem.prices.cached_keys
-    if cached is not None and active > 1 and _keys(problem, line) > cached:
-        items, lists = _rounds(len(line), ctas, active)
+    if _is_beyond(problem, line):
+        items, lists, _ = _rounds(len(line), ctas, active)
         begins = [length(problem, line[: items * i]) for i in range(lists + 1)]
         tail = min(ctas, (total - begins[-1]) // (7 * least))
         if lists and tail:
             return ctas, begins[:-1], begins[-1], [4] * tail + [2] * tail + [1] * tail
+    if 2 * len(line) <= ctas:
+        own = fitting_slices(len(line), max(1, min(ctas, total // least)))
+        return own, [i * total // own for i in range(own)], total, []
     shared = min(ctas, total // SHARED // least) if active > 1 else 0
     end = total - total // SHARED if shared else total
     own = max(1, min(ctas, end // least))
     return own, [i * end // own for i in range(own)], end, [1] * shared
+
+
+def _is_beyond(problem: Problem, line: Line) -> bool:
+    """Whether more keys are read than the cache holds, by several CTAs."""
+    assert problem.prices is not None
+    cached = problem.prices.cached_keys
+    return cached is not None and problem.active_ctas > 1 and _keys(problem, line) > cached
+
+
+def _lacks_a_round(problem: Problem, line: Line, ctas: int) -> bool:
+    return not (_is_beyond(problem, line) and _rounds(len(line), ctas, problem.active_ctas)[2])
 
 
 def _keys(problem: Problem, line: Line) -> int:
@@ -170,15 +187,19 @@ def _keys(problem: Problem, line: Line) -> int:
     return sum(item.visible for item in first.values()) * problem.keys
 
 
-def _rounds(items: int, ctas: int, active: int) -> tuple[int, int]:
-    """Items of a list of whole ones, and such lists; whoever gets none finds as much behind."""
+def _rounds(items: int, ctas: int, active: int) -> tuple[int, int, bool]:
+    """Items of a list of whole ones, and such lists; whoever gets none finds as much behind.
+
+    And whether no round is left out for that.
+    """
     most = items - ceil(max(Fraction(items, SHARED), Fraction(active, 2)))
     if most < ctas:
-        return 0, 0
+        return 0, 0, False
     each = ceil(Fraction(most, ctas + (ROUNDS - 1) * active))
     lists = most // each
     rounds = ceil(Fraction(lists, ctas))
-    return each, lists if rounds * ctas * each <= items else (rounds - 1) * ctas
+    are_all = rounds * ctas * each <= items
+    return each, lists if are_all else (rounds - 1) * ctas, are_all
 
 
 def _ends(rest: int, shares: list[int]) -> list[int]:

@@ -56,6 +56,11 @@ class Line {
   // Whether no item is worth cutting for so many CTAs.
   WL_FN bool is_short(int ctas) const { return p_.active_ctas > 1 && !has_long(least_cut(ctas)); }
 
+  // Whether `share` would lay whole items in rounds, and leaves none of these out.
+  WL_FN bool has_all_rounds(int ctas) const {
+    return p_.active_ctas > 1 && !fit_cache() && rounds_of(ctas).are_all;
+  }
+
   // Finds the boundaries of slices for so many CTAs, and behind them those of shared ones: lists of
   // whole items if none is worth cutting; rounds of these where the cache does not hold so many
   // keys as they read; else equal slices.
@@ -114,10 +119,10 @@ class Line {
   WL_FN const Mark* boundaries() const { return boundaries_; }
 
  private:
-  // Key tiles of the shortest item that is cut: no whole one is much longer than an equal slice.
+  // Key tiles of the shortest item that is cut; see `RolePrices.shortest_cut`.
   WL_FN int least_cut(int ctas) const {
     const wide equal = quotient(length(), wide(z_.per_tile) * ctas), least = p_.shortest_cut;
-    return int(min(least, equal + least - least / 2));
+    return int(min(least, equal + (least - 1) / kLate + 1));
   }
   WL_FN bool has_long(int visible) const {
     bool found = false;
@@ -164,9 +169,14 @@ class Line {
     return {ctas, rounds.lists, rounds.each, end, ends, kEnds};
   }
 
-  // Equal slices of most of the line, and of the rest.
+  // Equal slices of most of the line, and of the rest; of all where items are few, since a rest
+  // would be the pieces of one or two.
   WL_FN Cuts share_equal(int ctas) const {
     const wide rest = quotient(length(), wide(p_.per_shared_prefill)), least = least_slice();
+    if (2 * items() <= ctas) {
+      const int own = fitting_slices(max(1, int(min(wide(ctas), quotient(length(), least)))));
+      return {own, own, 0, length(), 0, 1};
+    }
     const int shared = p_.active_ctas > 1 ? int(min(wide(ctas), quotient(rest, least))) : 0;
     const wide end = shared > 0 ? length() - rest : length();
     const int own = max(1, int(min(wide(ctas), quotient(end, least))));
@@ -179,15 +189,17 @@ class Line {
   // Lists of whole items, if there are enough for each CTA to have one; see `rounds_of` in Python.
   struct Rounds {
     int each, lists;  // items of a list
+    bool are_all;     // there are some, and the last was not left out
   };
   WL_FN Rounds rounds_of(int ctas) const {
     const int most =
         items() - max((items() - 1) / p_.per_shared_prefill + 1, (p_.active_ctas + 1) / 2);
-    if (most < ctas) return {0, 0};
+    if (most < ctas) return {0, 0, false};
     const int each = (most - 1) / (ctas + (kMostRounds - 1) * p_.active_ctas) + 1;
     const int lists = most / each;
     const wide in_rounds = (wide(lists - 1) / ctas + 1) * ctas * each;
-    return {each, in_rounds <= items() ? lists : lists / ctas * ctas};
+    const bool are_all = in_rounds <= items();
+    return {each, are_all ? lists : lists / ctas * ctas, are_all};
   }
 
   WL_FN void mark_slices(const Cuts& cuts) {

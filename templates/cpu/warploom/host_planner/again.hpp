@@ -12,15 +12,14 @@ namespace warploom {
 struct Alike {
   // picoseconds of a key tile of each role, and of a decode's in a tile of prefills
   wide prefill, decode, decode_in_tall;
-  wide opening;  // `Margins` of codegen/choice/role_cost.py
-  int spread, longer;
-  int readers, ctas;  // CTAs among which decodes alone share memory, and all that may get work
-  int heads;          // of keys and values; 0: nobody asks whether two roles pay
+  int spread, longer;  // `Margins` of codegen/choice/role_cost.py
+  int readers, ctas;   // CTAs among which decodes alone share memory, and all that may get work
+  int heads;           // of keys and values; 0: nobody asks whether two roles pay
   RoleSizes sizes;
   int least_requests, most_requests;
   Lengths least, most;
 };
-static_assert(sizeof(Alike) == 4 * sizeof(wide) + 24 * sizeof(int), "23 numbers, and 4 bytes");
+static_assert(sizeof(Alike) == 3 * sizeof(wide) + 24 * sizeof(int), "23 numbers, and 4 bytes");
 
 inline bool lies_between(const Lengths& found, const Lengths& least, const Lengths& most) {
   const auto holds = [](int low, int number, int high) { return low <= number && number <= high; };
@@ -42,7 +41,7 @@ inline bool two_roles_pay(const Alike& like, const RoleTiles& of_head) {
       max(reading + reading / like.longer, decodes * like.decode_in_tall / like.ctas);
   const wide in_turn = prefill / like.ctas + alone;
   const wide at_once = max(reading, (prefill + decode) / like.ctas);
-  return in_turn - at_once >= like.opening + in_turn / like.spread;
+  return in_turn - at_once > in_turn / like.spread;
 }
 
 // Measures the lengths of a batch; false if it is wrong or another one than the like, whichever.

@@ -25,9 +25,8 @@ class DealtPrefills : public RolePlan<K, Team> {
   WL_FN char* scratch_end() const { return dealing_.scratch_end(); }
 
   WL_FN void share(Line<Params, Team>& line, int ctas, bool is_alone) {
-    if (are_dealt(line.items(), ctas, is_alone) && (is_alone || !line.is_short(ctas))) {
+    if (is_alone || are_dealt(line, ctas)) {
       params_.active_ctas = ctas;
-      if (!is_alone) params_.section_keys = 0;
       dealing_.assign(/* leaves_some */ !is_alone);
       is_dealt_ = true;
     } else {
@@ -56,11 +55,12 @@ class DealtPrefills : public RolePlan<K, Team> {
     dealt.grain = p.dealt_grain, dealt.partial = p.dealt_partial;
     return dealt;
   }
-  WL_FN bool are_dealt(int items, int ctas, bool is_alone) const {
-    if (2 * items <= ctas) return false;
-    const bool is_measured =
-        ctas >= params_.fewest_dealers && params_.group_size >= params_.smallest_group;
-    return is_alone || (is_measured && items <= params_.most_dealt * ctas);
+  // Beside decodes.
+  WL_FN bool are_dealt(const Line<Params, Team>& line, int ctas) const {
+    if (ctas < params_.fewest_dealers || line.items() > params_.most_dealt * ctas) return false;
+    const bool is_better =
+        params_.group_size >= params_.smallest_group || !line.has_all_rounds(ctas);
+    return is_better && !line.is_short(ctas);
   }
 
   int own_lists_, shared_lists_;  // begin there
