@@ -230,7 +230,7 @@ def list_scratch_bytes(
 
 
 def deal_scratch_bytes(max_tiles: int, max_requests: int, num_kv_heads: int, num_ctas: int) -> int:
-    """Of `Dealing` in dealing.hpp, with what levelling.hpp takes."""
+    """Of `Dealing` in dealing.hpp, with what its order and levelling take."""
     items = (16 + 12) * max_tiles * num_kv_heads
     ctas = (8 + 32 + 4 + 4 + 4 + 8 + 8) * num_ctas + 8 + 4
     levelling = (2 * 8 + 3 * 4 + 2 * 16) * num_ctas

@@ -1,8 +1,9 @@
-// Tiles dealt the longest first, section by section, and levelled: longest_first.py, ordering.py
-// and balance.py of scheduler/partition/, on a host. A device would find little in it that threads
-// can do side by side.
+// Tiles dealt in the order of `AssigningOrder`, and levelled: longest_first.py and balance.py of
+// scheduler/partition/, on a host. A device would find little in it that threads can do side by
+// side.
 #pragma once
 
+#include <warploom/host_planner/assigning_order.hpp>
 #include <warploom/host_planner/levelling.hpp>
 #include <warploom/planner/role_plan.hpp>
 
@@ -17,7 +18,12 @@ class Dealing {
  public:
   // Of these tiles, to `active_ctas` of these parameters.
   WL_FN Dealing(const Params& p, Tiles& tiles, Team& team, char* memory)
-      : p_(p), tiles_(tiles), team_(team), s_(p, memory), level_(p, s_.level) {}
+      : p_(p),
+        tiles_(tiles),
+        team_(team),
+        order_(p, tiles, team, memory),
+        s_(p, order_.scratch_end()),
+        level_(p, s_.level) {}
 
   WL_FN char* scratch_end() const { return level_.scratch_end(); }
 
@@ -29,7 +35,7 @@ class Dealing {
     wide total = 0;
     for (int t = 0; t < tiles_.tiles(); ++t) total += cost(t);
     const wide mean = (total * p_.num_kv_heads + p_.active_ctas - 1) / p_.active_ctas;
-    order(mean);
+    order_.lay(s_.items, mean);
     deal();
     for (int cta = 0; cta < p_.active_ctas; ++cta) {
       level_.tiles(cta) = tiles_.visible(s_.items[s_.last[cta]].tile);
@@ -85,12 +91,8 @@ class Dealing {
  private:
   static constexpr wide kMost = 0x7fffffffffffffff;
 
-  struct Item {
-    int tile, head, cta;
-  };
+  using Item = DealtItem;
   struct Arrays {
-    wide* sort;     // [2 * items]
-    wide* before;   // [requests] keys of segments before
     wide* queue;    // [ctas + 1] `queued` loads; behind them one that is above all
     wide* by_size;  // [4 * ctas] pieces
     Item* items;    // [items] in the order in which they are assigned
@@ -104,8 +106,6 @@ class Dealing {
     WL_FN Arrays(const Params& p, char* memory) {
       Memory free(memory);
       const long long most = (long long)(p.max_tiles) * p.num_kv_heads;
-      free.take(sort, 2 * most);
-      free.take(before, p.max_requests);
       free.take(queue, p.num_ctas + 1);
       free.take(by_size, 4 * p.num_ctas);
       free.take(items, most);
@@ -118,72 +118,7 @@ class Dealing {
     }
   };
 
-  WL_FN wide cost(int tile) const { return p_.fixed + wide(p_.per_tile) * tiles_.visible(tile); }
-
-  // The longest first, up to the tolerance; of these by segment, head, and rows. Then by section.
-  WL_FN void order(wide mean) {
-    const int tiles = tiles_.tiles();
-    const wide grade = max(wide(1), mean / p_.tolerance);
-    wide most = 0;
-    for (int t = 0; t < tiles; ++t) most = max(most, cost(t) / grade);
-    for (int t = 0; t < tiles; ++t) s_.sort[t] = (most - cost(t) / grade) << 32 | t;
-    const wide* falling = team_.sort(s_.sort, tiles);
-    Item* item = s_.items;
-    for (int begin = 0, end; begin < tiles; begin = end) {
-      const auto is_like = [&](wide other) {
-        return other >> 32 == falling[begin] >> 32 &&
-               tiles_.segment(int(other)) == tiles_.segment(int(falling[begin]));
-      };
-      for (end = begin + 1; end < tiles && is_like(falling[end]);) ++end;
-      for (int head = 0; head < p_.num_kv_heads; ++head) {
-        for (int i = begin; i < end; ++i) *item++ = {int(falling[i]), head, 0};
-      }
-    }
-    if (has_sections()) sort_by_section();
-  }
-
-  // Whether several tiles read the same keys, and the cache does not hold them all.
-  WL_FN bool has_sections() const {
-    const wide rows = wide(p_.qo_indptr[p_.num_requests]) * p_.group_size;
-    return p_.section_keys > 0 && rows >= wide(p_.sharing_tiles) * p_.rows * p_.num_requests;
-  }
-
-  WL_FN void sort_by_section() {
-    const Batch<Params> batch{p_};
-    wide keys = 0;
-    for (int r = 0; r < p_.num_requests; ++r) {
-      s_.before[r] = keys;
-      keys += batch.kv_len(r);
-    }
-    const wide total = max(wide(1), keys * p_.num_kv_heads);
-    const wide number = (total + p_.section_keys - 1) / p_.section_keys;
-    if (number == 1) return;
-    const wide length = (total + number - 1) / number;
-    for (int i = 0; i < items_; ++i) {
-      const Item item = s_.items[i];
-      const int r = tiles_.segment(item.tile);
-      const wide place = s_.before[r] * p_.num_kv_heads + item.head * batch.kv_len(r);
-      s_.sort[i] = quotient(place, length) << 32 | i;
-    }
-    const wide* sorted = team_.sort(s_.sort, items_);
-    reorder(const_cast<wide*>(sorted));
-  }
-
-  // Follows the cycles of a permutation, since items have no second place.
-  WL_FN void reorder(wide* from) {
-    for (int i = 0; i < items_; ++i) {
-      if (from[i] < 0) continue;
-      const Item first = s_.items[i];
-      int at = i;
-      for (int next = int(from[at]); next != i; next = int(from[at])) {
-        s_.items[at] = s_.items[next];
-        from[at] = -1;
-        at = next;
-      }
-      s_.items[at] = first;
-      from[at] = -1;
-    }
-  }
+  WL_FN wide cost(int tile) const { return cost_of_item(p_, tiles_.visible(tile)); }
 
   // Every item, in order, to the CTA with the least load; of equal ones to the first (Algorithm 1).
   WL_FN void deal() {
@@ -304,6 +239,7 @@ class Dealing {
   const Params& p_;
   Tiles& tiles_;
   Team& team_;
+  AssigningOrder<K, Team> order_;
   Arrays s_;
   Levelling<Params> level_;
   int items_ = 0, shared_ = 0;  // lists that are shared
