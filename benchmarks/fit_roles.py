@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import warploom as wl
-from warploom.codegen.choice.role_choice import role_choices
+from warploom.codegen.choice.role_choice import MANY_ROWS, role_choices
 from warploom.codegen.choice.role_cost import SHIPPED, Margins, RoleCost, forecast, role_cost
 from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.source import TileConfig
@@ -53,6 +53,7 @@ class Timed:
         name: of its row.
         cost: of the key tiles of both roles.
         prefills, decodes: key tiles of all heads.
+        is_asked: a wrapper asks whether two roles pay.
         one_tile, two_roles: milliseconds.
     """
 
@@ -60,11 +61,13 @@ class Timed:
     cost: RoleCost
     prefills: int
     decodes: int
+    is_asked: bool
     one_tile: float
     two_roles: float
 
     def pays(self, margins: Margins) -> bool:
-        return forecast(self.cost, self.prefills, self.decodes, CTAS, margins).pays
+        told = forecast(self.cost, self.prefills, self.decodes, CTAS, margins)
+        return self.is_asked and told.pays
 
     def loss(self, margins: Margins) -> float:
         """The time of the choice over that of the better way."""
@@ -101,6 +104,12 @@ def counted(batch: Batch) -> tuple[RoleCost, int, int]:
     return cost, tiles.prefills * kv_heads, tiles.decodes * kv_heads
 
 
+def is_asked(batch: Batch) -> bool:
+    """Whether the chunk is a prefill to wrappers."""
+    q_heads, kv_heads = batch.heads
+    return batch.chunk * (q_heads // kv_heads) > MANY_ROWS
+
+
 def load(path: Path) -> Iterator[Timed]:
     """The batches of a record that have both rows, in the order in which they are drawn."""
     _, rows = load_rows(path)
@@ -111,7 +120,7 @@ def load(path: Path) -> Iterator[Timed]:
         both = ms.get((name, ONE_TILE)), ms.get((name, TWO_ROLES))
         if both[0] is not None and both[1] is not None:
             batch = drawn[table[name]](int(name.partition(":")[0]))
-            yield Timed(name, *counted(batch), both[0], both[1])
+            yield Timed(name, *counted(batch), is_asked(batch), both[0], both[1])
 
 
 def parted(recorded: Sequence[Sequence[Timed]]) -> tuple[list[Timed], list[Timed]]:

@@ -65,7 +65,7 @@ class Explained(Protocol):
 
 
 class Explanation:
-    """Facts in order; printing it shows them as a table.
+    """Facts in order; printing it shows them as a table, and `in` looks for text in that.
 
     Attributes:
         facts: name -> value.
@@ -95,6 +95,9 @@ class Explanation:
         return captured.get().rstrip("\n")
 
     __repr__ = __str__
+
+    def __contains__(self, text: str) -> bool:
+        return text in str(self)
 
 
 def explain(wrapper: Explained) -> Explanation:

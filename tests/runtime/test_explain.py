@@ -85,7 +85,7 @@ def test_a_back_end_of_its_devices_name_is_said_once() -> None:
 def test_the_words_of_a_plan_are_explained_below_the_table() -> None:
     wrapper = AttentionWrapper(num_q_heads=2, head_dim=64, dtype="float32", device="cpu")
     assert wrapper.explain().legend == ""
-    assert str(wrapper.explain()).endswith("┘")
+    assert str(wrapper.explain()).endswith("┘") and "head_dim" in wrapper.explain()
     wrapper.plan([0, 1], [0, 1])
     legend = [line.rstrip() for line in str(wrapper.explain()).rpartition("┘")[2].splitlines()]
     explained = [line.partition(":")[0] for line in legend if line]
