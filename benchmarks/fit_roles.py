@@ -118,7 +118,7 @@ def load(path: Path) -> Iterator[Timed]:
     ms = {(row.case, row.impl): row.ms for row in rows if row.ms is not None}
     for name in dict.fromkeys(row.case for row in rows if row.case != "ceiling"):
         both = ms.get((name, ONE_TILE)), ms.get((name, TWO_ROLES))
-        if both[0] is not None and both[1] is not None:
+        if table[name] in drawn and both[0] is not None and both[1] is not None:
             batch = drawn[table[name]](int(name.partition(":")[0]))
             yield Timed(name, *counted(batch), is_asked(batch), both[0], both[1])
 
@@ -161,12 +161,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not any(recorded):
         parser.error(f"no batch of {files} has the rows {ONE_TILE!r} and {TWO_ROLES!r}")
     first, others = parted(recorded)
-    batches = first + others
     table = Table("", "1 of", "decodes longer by 1 of", "fitted to", "left out",
                   "worst")  # fmt: skip
     for name, margins in (("shipped", SHIPPED), ("fitted", fitted(first))):
         losses = (f"{mean_loss(part, margins):.4f}" if part else "" for part in (first, others))
-        worst = max(batches, key=lambda one, by=margins: one.loss(by))  # type: ignore[misc]
+        worst = max(others or first, key=lambda one, by=margins: one.loss(by))  # type: ignore[misc]
         table.add_row(
             name, str(margins.spread), str(margins.longer), *losses,
             f"{worst.loss(margins):.3f}, {worst.name}",

@@ -96,7 +96,7 @@ DEAL_SITE = (
     ("dealt_partial", "cost of a partial result"),
     ("most_dealt", "prefills beside decodes for each CTA that prefills"),
     ("fewest_dealers", "CTAs that prefill beside decodes"),
-    ("smallest_group", "query heads of a key/value head where there are decodes"),
+    ("smallest_group", "query heads of a key/value head, if no round would be left out"),
 )
 
 

@@ -28,8 +28,8 @@ class Cpu(Template):
     language = "cpp"
     takes_roles = True
     remedy = (
-        f"Give each tile keys that are a multiple of {_PANEL}, no more than {_LARGEST} rows and "
-        "keys, and no `template`."
+        f"Use tiles of keys that are a multiple of {_PANEL}, and of no more than {_LARGEST} rows "
+        "and keys, without `template`."
     )
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:

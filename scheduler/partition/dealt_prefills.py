@@ -5,7 +5,7 @@ the tiles of one head are then at different places of its keys: these are read f
 Whole ones of a head begin with its first keys, and move on together (decision 0062).
 
 A line is as good where CTAs have many prefills. Without groups of heads, or with small ones, it is
-better where most are whole on it, in rounds.
+better where most are whole on it, in rounds of which none is left out.
 
 Beside decodes some work must be left to be claimed, since nobody knows when those are done. Without
 any all prefills are dealt.
@@ -27,17 +27,21 @@ from warploom.scheduler.partition.pieces import Pieces
 MOST_DEALT, FEWEST_DEALERS, SMALLEST_GROUP = 6, 32, 4
 
 
-def are_dealt(items: int, ctas: int, group_size: int, in_rounds: bool) -> bool:
+def are_dealt(
+    items: int, ctas: int, group_size: int, are_short: bool, has_all_rounds: bool
+) -> bool:
     """Whether so many prefills beside decodes are dealt to so many CTAs.
 
     Args:
         items: query tiles of all heads.
         ctas: that prefill.
         group_size: query heads of a key/value head.
-        in_rounds: most are whole on a line.
+        are_short: none is worth cutting.
+        has_all_rounds: on a line they would lie in rounds, of which none is left out.
     """
-    is_better = group_size >= SMALLEST_GROUP or not in_rounds
-    return is_better and ctas >= FEWEST_DEALERS and items <= MOST_DEALT * ctas
+    is_better = group_size >= SMALLEST_GROUP or not has_all_rounds
+    is_measured = ctas >= FEWEST_DEALERS and items <= MOST_DEALT * ctas
+    return is_measured and is_better and not are_short
 
 
 def deal(prefill: Problem, ctas: int, is_alone: bool) -> tuple[Pieces, int]:

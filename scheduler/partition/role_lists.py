@@ -17,6 +17,9 @@ is lists of whole ones instead, a few rounds in the order of the line; the rest 
 CTAs then work at tiles of the same heads at the same time, and memory is asked for their keys once.
 With an equal part of the line for each CTA all heads are read at once, at different places.
 
+Where prefills are few, half as many as CTAs, the rest of the line would be the pieces of one or two
+of them, which one CTA merges. So nothing is shared, and each is cut into equal parts.
+
 On a host prefills that are few for each CTA, or stand alone, are dealt the longest first instead
 (`dealt_prefills`).
 
@@ -59,7 +62,7 @@ from warploom.scheduler.partition.stream_k import (
     partition,
 )
 
-SHARED = 8  # 1 of so many prefills is for anyone
+SHARED = 8  # 1 of so many prefills is for anyone; or of CTAs idle, for equal parts of few
 DECODES_SHARED = 8  # 1 of so many decodes is for any CTA that decodes
 
 
@@ -141,13 +144,14 @@ def _prefills(
     """Pieces of so many CTAs, then those of shared lists; and how many of these."""
     if len(tiles.segment) == 0:
         return Pieces.none(), 0
+    if may_deal and is_alone:
+        return deal(problem, ctas, is_alone)
     line = Line.of(tiles, problem.num_kv_heads, problem.cost_model)
     items = len(line.tile)
     are_short = problem.active_ctas > 1 and line.visible.max() < _least_cut(line, problem, ctas)
     is_beyond = problem.active_ctas > 1 and _reads_beyond_cache(tiles, problem)
     rounds = rounds_of(items, ctas, problem.active_ctas) if is_beyond else NO_ROUNDS
-    is_better = not are_short and are_dealt(items, ctas, problem.group_size, rounds.are_all)
-    if may_deal and (is_alone or is_better):
+    if may_deal and are_dealt(items, ctas, problem.group_size, are_short, rounds.are_all):
         return deal(problem, ctas, is_alone)
     if are_short:
         if not is_beyond:
@@ -215,8 +219,10 @@ def _cuts(line: Line, rounds: Rounds, ctas: int, active: int) -> tuple[int, Cuts
         ends = min(ctas, (total - end) // (shortest_in(ENDS) * least))
         if ends:
             return ctas, Cuts(line.begin[np.arange(rounds.lists) * rounds.each], end, ends, ENDS)
-    if 2 * len(line.tile) <= ctas:  # a shared rest would be the pieces of one or two
-        own = fitting_slices(len(line.tile), max(1, min(ctas, total // least)))
+    if 2 * len(line.tile) <= ctas:
+        slices = max(1, min(ctas, total // least))
+        fitting = fitting_slices(len(line.tile), slices)
+        own = fitting if (slices - fitting) * SHARED <= slices else slices
         return own, Cuts.equal(own, total, 0)
     rest = total // SHARED
     shared = min(ctas, rest // least) if active > 1 else 0

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import plan_text_roles
 from support.mixed_plans import BY_STREAM_K, DEALT, DECODE, Mixed
+from support.problems import plan_of
 from support.sampling import few
 
 from warploom.scheduler.model.roles import SHARED_PREFILLS, RolePrices
@@ -105,7 +106,7 @@ def test_nothing_is_claimed_without_decodes(kit: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("items", "ctas", "group", "has_groups"),
+    ("items", "ctas", "group", "is_dealt"),
     [
         (1, FEWEST_DEALERS, SMALLEST_GROUP, True),
         (MOST_DEALT * FEWEST_DEALERS, FEWEST_DEALERS, SMALLEST_GROUP, True),
@@ -114,10 +115,13 @@ def test_nothing_is_claimed_without_decodes(kit: Any) -> None:
         (FEWEST_DEALERS, FEWEST_DEALERS, SMALLEST_GROUP - 1, False),
     ],
 )
-def test_who_is_dealt_beside_decodes(items: int, ctas: int, group: int, has_groups: bool) -> None:
-    assert are_dealt(items, ctas, group, in_rounds=True) is has_groups
-    is_few = ctas >= FEWEST_DEALERS and items <= MOST_DEALT * ctas
-    assert are_dealt(items, ctas, group, in_rounds=False) is is_few
+def test_who_is_dealt_beside_decodes(items: int, ctas: int, group: int, is_dealt: bool) -> None:
+    def dealt(are_short: bool, has_all_rounds: bool) -> bool:
+        return are_dealt(items, ctas, group, are_short, has_all_rounds)
+
+    assert dealt(False, True) is is_dealt
+    assert dealt(False, False) is (ctas >= FEWEST_DEALERS and items <= MOST_DEALT * ctas)
+    assert not dealt(True, False)
 
 
 @pytest.mark.parametrize(("tiles", "is_whole"), [(100, True), (85, False)])
@@ -144,3 +148,17 @@ def test_a_rest_that_is_shared_is_not_the_pieces_of_one(kit: Any) -> None:
     slots = plan.merges["num_slots"][:2]
     assert prefill.shared == 0 and prefill.ctas == slots.sum() and slots[0] == slots[1]
     verify(plan, case.visibility)
+
+
+@pytest.mark.parametrize(("tiles", "used"), [(5, 130), (6, 132), (7, 126), (48, 132)])
+def test_few_on_a_line_leave_few_ctas_idle(kit: Any, tiles: int, used: int) -> None:
+    """Equal parts of each, unless an eighth of the CTAs had none: 48 would have two of 132 each."""
+    segments = kit.make_segments([48 * tiles], [10 * LONG])
+    plan = plan_of(
+        segments, visibility=AllVisible(segments), rows=48, keys=128, smaller=(DECODE,),
+        group_size=1, num_kv_heads=1, num_ctas=132, prices=PRICES, **BY_STREAM_K,
+    )  # fmt: skip
+    prefill, _ = plan.work_of_roles()
+    assert (prefill.ctas, prefill.shared) == (used, 0)
+    assert plan.balance < 1.2
+    verify(plan, AllVisible(segments))

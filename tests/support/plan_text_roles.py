@@ -33,7 +33,8 @@ def build(problem: Problem) -> WorkList:
        and the others are shared; each tile of all heads is put before the next if the cache holds
        all keys. Else do so with most of the line; or, if there are too few, cut it into a part for
        each of these CTAs. Cut the rest into shared parts. But of long ones that are half as many
-       as CTAs, or fewer, each is cut into as many parts as there are CTAs for it.
+       as CTAs, or fewer, each is cut into as many parts as there are CTAs for it; or all into a
+       part for each CTA, if more than an eighth of these had none.
     4. List prefills of each CTA, decodes of each CTA, shared prefills and shared decodes.
 
     Unless Stream-K is asked for, prefills alone are planned as if there were one tile; so are long
@@ -162,7 +163,9 @@ def _parts(problem: Problem, line: Line, ctas: int) -> tuple[int, list[int], int
         if lists and tail:
             return ctas, begins[:-1], begins[-1], [4] * tail + [2] * tail + [1] * tail
     if 2 * len(line) <= ctas:
-        own = fitting_slices(len(line), max(1, min(ctas, total // least)))
+        all_parts = max(1, min(ctas, total // least))
+        own = fitting_slices(len(line), all_parts)
+        own = all_parts if own < all_parts * Fraction(7, 8) else own
         return own, [i * total // own for i in range(own)], total, []
     shared = min(ctas, total // SHARED // least) if active > 1 else 0
     end = total - total // SHARED if shared else total

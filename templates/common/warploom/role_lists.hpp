@@ -1,5 +1,5 @@
 // Where lists of each kind begin in a plan of two roles, in multiples of its CTAs: ROLE_OF_LISTS of
-// scheduler/model/roles.py. And how late whole prefills may be.
+// scheduler/model/roles.py.
 #pragma once
 
 namespace warploom {
@@ -12,7 +12,5 @@ constexpr int kSharedPrefills = 2;  // for any CTA: all that are not CTAs' own
 constexpr int kSharedDecodes = kSharedPrefills + kPrefillLists - 1;  // for CTAs that decode
 constexpr int kDecodeSlices = 1 + kEnds;  // of a CTA that decodes: its own, and shared ends
 constexpr int kRoleLists = kSharedDecodes + kDecodeSlices - 1;  // all
-
-constexpr int kLate = 8;  // 1 of so many of the shortest item that is cut, beyond an equal slice
 
 }  // namespace warploom

@@ -7,6 +7,10 @@
 
 namespace warploom {
 
+// A whole item may be later than an equal slice by 1 of so many of the shortest that is cut: LATE
+// of scheduler/model/roles.py.
+constexpr int kLate = 8;
+
 template <class Params, class Team>
 class Line {
  public:
@@ -56,7 +60,8 @@ class Line {
   // Whether no item is worth cutting for so many CTAs.
   WL_FN bool is_short(int ctas) const { return p_.active_ctas > 1 && !has_long(least_cut(ctas)); }
 
-  // Whether `share` would lay whole items in rounds, and leaves none of these out.
+  // Whether `share` would lay whole items in rounds, of which none is left out, if what is behind
+  // them is long enough.
   WL_FN bool has_all_rounds(int ctas) const {
     return p_.active_ctas > 1 && !fit_cache() && rounds_of(ctas).are_all;
   }
@@ -170,11 +175,13 @@ class Line {
   }
 
   // Equal slices of most of the line, and of the rest; of all where items are few, since a rest
-  // would be the pieces of one or two.
+  // would be the pieces of one or two. Then items have equal slices, unless too many CTAs had none.
   WL_FN Cuts share_equal(int ctas) const {
     const wide rest = quotient(length(), wide(p_.per_shared_prefill)), least = least_slice();
     if (2 * items() <= ctas) {
-      const int own = fitting_slices(max(1, int(min(wide(ctas), quotient(length(), least)))));
+      const int all = max(1, int(min(wide(ctas), quotient(length(), least))));
+      const int fitting = fitting_slices(all);
+      const int own = (all - fitting) * p_.per_shared_prefill <= all ? fitting : all;
       return {own, own, 0, length(), 0, 1};
     }
     const int shared = p_.active_ctas > 1 ? int(min(wide(ctas), quotient(rest, least))) : 0;
