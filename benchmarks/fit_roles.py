@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import warploom as wl
-from warploom.codegen.choice.role_choice import MANY_ROWS, role_choices
+from warploom.codegen.choice.role_choice import role_choices
 from warploom.codegen.choice.role_cost import SHIPPED, Margins, RoleCost, forecast, role_cost
 from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.source import TileConfig
@@ -34,7 +34,8 @@ from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
 from warploom.runtime.formats import make_batch
-from warploom.runtime.formats.batch import RoleSizes, RoleTiles
+from warploom.runtime.formats.batch import HostBatch, RoleSizes, RoleTiles
+from warploom.runtime.planning.mixes import may_be_mixed
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.model.layout import Records
 from warploom.scheduler.model.visibility import Visibility
@@ -83,12 +84,16 @@ def priced(kind: str, group_size: int) -> tuple[RoleCost, TileConfig]:
     return role_cost(spec, tile), tile
 
 
+def lowered(batch: Batch) -> HostBatch:
+    """As a wrapper sees it."""
+    lengths = batch.shape.q_lens, batch.shape.kv_lens
+    return make_batch(wl.Ragged(), *(np.append(0, np.cumsum(lens)) for lens in lengths)).on_host
+
+
 def segments_of(batch: Batch) -> tuple[Records, Visibility]:
     """What planners get of a batch."""
-    shape, variant = batch.shape, KINDS[batch.kind].variant()
+    variant, arrays = KINDS[batch.kind].variant(), lowered(batch).arrays
     traced = trace(variant)
-    ends = (np.append(0, np.cumsum(lens)) for lens in (shape.q_lens, shape.kv_lens))
-    arrays = make_batch(wl.Ragged(), *ends).on_host.arrays
     analysis = TileAnalysis(traced, variant.inputs(), {})
     return arrays.segments, make_visibility(traced, analysis, arrays, Heads(*batch.heads))
 
@@ -104,12 +109,6 @@ def counted(batch: Batch) -> tuple[RoleCost, int, int]:
     return cost, tiles.prefills * kv_heads, tiles.decodes * kv_heads
 
 
-def is_asked(batch: Batch) -> bool:
-    """Whether the chunk is a prefill to wrappers."""
-    q_heads, kv_heads = batch.heads
-    return batch.chunk * (q_heads // kv_heads) > MANY_ROWS
-
-
 def load(path: Path) -> Iterator[Timed]:
     """The batches of a record that have both rows, in the order in which they are drawn."""
     _, rows = load_rows(path)
@@ -120,7 +119,8 @@ def load(path: Path) -> Iterator[Timed]:
         both = ms.get((name, ONE_TILE)), ms.get((name, TWO_ROLES))
         if table[name] in drawn and both[0] is not None and both[1] is not None:
             batch = drawn[table[name]](int(name.partition(":")[0]))
-            yield Timed(name, *counted(batch), is_asked(batch), both[0], both[1])
+            asked = may_be_mixed(lowered(batch).sizes, batch.heads[0] // batch.heads[1])
+            yield Timed(name, *counted(batch), asked, both[0], both[1])
 
 
 def parted(recorded: Sequence[Sequence[Timed]]) -> tuple[list[Timed], list[Timed]]:

@@ -111,6 +111,13 @@ def narrow_trial(batch: Batch, on_gpu: bool) -> Trial:
     return replace(own, ways=own.ways | portable)
 
 
+# whose batches are drawn, and which have no peers
+DRAWN_TABLES = {
+    "mixed_drawn": drawn_batches, "mixed_light": light_batches, "mixed_lanes": drawn_batches,
+}  # fmt: skip
+OWN_TRIALS = {"mixed_light": own_trial, "mixed_lanes": own_trial, "mixed_fp8": narrow_trial}
+
+
 def pure_trials(small: bool) -> Iterator[Trial]:
     """Chunks alone and decodes alone; the wrapper has planned a small mixed batch before."""
     scale, heads, dim = (64, (4, 2), 64) if small else (1, (32, 8), 128)
@@ -162,16 +169,13 @@ def trials_of(table: str, options: argparse.Namespace) -> list[Trial]:
     if table == "mixed_captured":
         trials = list(captured_trials(small, on_gpu))
         return trials[::4] if options.quick else trials
-    drawn = dict.fromkeys(("mixed_drawn", "mixed_lanes"), drawn_batches)
-    drawn |= {"mixed_light": light_batches}
-    batches = drawn[table](options.drawn) if table in drawn else table_batches()
-    batches = cases(batches, small)
+    drawn = DRAWN_TABLES.get(table)
+    batches = cases(drawn(options.drawn) if drawn else table_batches(), small)
     if table == "mixed_lanes":
         batches = [one for dim in LANES for one in with_lanes(batches, dim)]
-    if options.quick and table not in drawn:
+    if options.quick and not drawn:
         batches = batches[::4]
-    own = {"mixed_fp8": narrow_trial, "mixed_lanes": own_trial, "mixed_light": own_trial}
-    trial = own.get(table, mixed_trial)
+    trial = OWN_TRIALS.get(table, mixed_trial)
     return [trial(batch, on_gpu) for batch in batches]
 
 

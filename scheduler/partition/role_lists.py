@@ -17,8 +17,9 @@ is lists of whole ones instead, a few rounds in the order of the line; the rest 
 CTAs then work at tiles of the same heads at the same time, and memory is asked for their keys once.
 With an equal part of the line for each CTA all heads are read at once, at different places.
 
-Where prefills are few, half as many as CTAs, the rest of the line would be the pieces of one or two
-of them, which one CTA merges. So nothing is shared, and each is cut into equal parts.
+Of half as many prefills as CTAs, or fewer, the rest of the line would be the pieces of one or two,
+which one CTA merges. So nothing is shared, and each is cut into equal parts, unless more than 1 of
+SHARED CTAs had none.
 
 On a host prefills that are few for each CTA, or stand alone, are dealt the longest first instead
 (`dealt_prefills`).
