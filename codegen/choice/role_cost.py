@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from warploom.codegen.attention.templates import template_of
 from warploom.codegen.attention.two_roles import TwoRoles
+from warploom.codegen.lowering.logits_hooks import logits_hooks
 from warploom.codegen.lowering.split import Level, levels
 from warploom.codegen.source import TileConfig
-from warploom.dsl.types.ir import UNARY_MATH
+from warploom.dsl.types.ir import LEAVES, UNARY_MATH
 from warploom.dsl.types.spec import AttentionSpec
 
 _PREFILL_SIZE = 128 * 128 * (128 + 128)  # rows, keys and lanes of `TwoRoles.prefill_ps`
@@ -23,10 +24,17 @@ _BANDWIDTH = 4200  # GB/s that decoding reads on all SMs
 # Rows that a key costs a tile on a CPU beside its own, for being read. The kernel counts so too,
 # where it asks how many threads are worth starting.
 _ROWS_OF_A_KEY = 16
-# A function that the special-function unit computes for each element makes a prefill longer by 1 of
-# so many: tanh of soft-caps, in 25 of the same batches. Others are taken to be alike.
-_PER_FUNCTION = 5
-_SPECIAL = UNARY_MATH - {"floor", "ceil", "abs", "neg"} | {"pow"}
+# A logits transform makes a tile of 128 x 128 of prefills longer by this for each instruction that
+# an element takes, but for one, which hides: 23 chains of 1 to 32 operations on an H200.
+_INSTRUCTION_PS = 100_000
+_FEW_INSTRUCTIONS = 4  # a soft-cap's; with more no split of mixed batches was recorded
+# Instructions of an operation; any other has one. Those of special functions issue more slowly.
+_INSTRUCTIONS = dict.fromkeys(UNARY_MATH, 3) | {
+    **dict.fromkeys(LEAVES | {"abs", "neg", "select"}, 0),  # parts of what computes with them
+    **dict.fromkeys(("floor", "ceil", "to_int", "to_float", "cast", "load", "div"), 4),
+    **dict.fromkeys(("pow", "sigmoid"), 6),
+    **dict.fromkeys(("floordiv", "mod", "fmod", "call"), 12),
+}
 _NEVER = 2**31 - 1  # CTAs that saturate memory where nobody has measured any that do
 
 
@@ -39,13 +47,15 @@ class RoleCost:
             known in proportion alone.
         saturating: SMs that decode as fast as memory lets all.
         decode_in_tall: picoseconds that one SM computes if the tile of prefills takes the keys of
-            a decode's tile, 8-bit ones.
+            a decode's tile; 0 where memory is slower, as with 16-bit keys that nothing transforms.
+        is_known: whether prefills were measured beside decodes, with as many instructions.
     """
 
     prefill: int
     decode: int
     saturating: int
     decode_in_tall: int = 0
+    is_known: bool = True
 
 
 def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
@@ -62,28 +72,34 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
     read = tile.decode.keys * lanes * spec.stored_dtype.bytes
     narrow, decodes = spec.is_narrow, template.decodes
     bandwidth = (decodes.narrow_sm_bandwidth if narrow else decodes.sm_bandwidth)[tile.decode.rows]
-    slower = _special_functions(spec) * template.prefill_ps // _PER_FUNCTION
-    prefill_ps = slower + (template.narrow_ps if narrow else template.prefill_ps)
-    prefill = -(-size * prefill_ps // _PREFILL_SIZE)
+    instructions = _instructions(spec)
+    slower = max(0, instructions - 1) * _INSTRUCTION_PS * tile.rows * tile.keys // (128 * 128)
+    prefill_ps = template.narrow_ps if narrow else template.prefill_ps
+    prefill = -(-size * prefill_ps // _PREFILL_SIZE) + slower
     return RoleCost(
         prefill=prefill,
         decode=-(-read * 1000 // bandwidth),
         saturating=-(-_BANDWIDTH // bandwidth),
-        decode_in_tall=narrow * prefill * tile.decode.keys // tile.keys,
+        decode_in_tall=prefill * tile.decode.keys // tile.keys if narrow or slower else 0,
+        is_known=instructions <= _FEW_INSTRUCTIONS,
     )
 
 
-def _special_functions(spec: AttentionSpec) -> int:
-    """How many each element takes, beside the exponential that a softmax has and others lack.
+def _instructions(spec: AttentionSpec) -> int:
+    """How many an element takes beside a softmax, about: of a product and a sum one.
 
-    What is the same along a row or a column is computed once for it.
+    What is the same along a row or a column is computed once for it, and what a softmax takes over
+    (a scale, a bias that grows evenly from key to key) costs nothing.
     """
     variant = spec.variant
-    transform = variant.hooks.get("logits_transform")
+    transform = logits_hooks(variant, shifts_rows=variant.softmax).roots.get("logits_transform")
     if transform is None:
         return 0
-    of_element = (node for node, level in levels([transform]).items() if level is Level.ELEMENT)
-    return max(0, sum(node.op in _SPECIAL for node in of_element) - (not variant.softmax))
+    computed = {node for node, level in levels([transform]).items() if level is Level.ELEMENT}
+    sums = (node.args for node in computed if node.op in ("add", "sub"))
+    fused = {next((arg for arg in args if arg.op == "mul"), None) for args in sums} & computed
+    found = sum(_INSTRUCTIONS.get(node.op, 1) for node in computed - fused)
+    return found if variant.softmax else found - _INSTRUCTIONS["exp"]
 
 
 class Margins(NamedTuple):

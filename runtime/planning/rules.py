@@ -342,7 +342,8 @@ class Rules:
         sharing = -(-self.active_ctas(kernel) // sms)
         tiles = sharing * found.prefill, sharing * found.decode
         saturating = min(INT32_MAX, sharing * found.saturating)
-        return RolePrices.of_tiles(roles_of_tile(tile), tiles, saturating, self.cached_keys)
+        roles = roles_of_tile(tile)
+        return RolePrices.of_tiles(roles, tiles, saturating, self.cached_keys, found.is_known)
 
     def check_of(self, arrays: Arrays) -> Check:
         """How a plan of a batch is checked."""

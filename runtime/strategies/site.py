@@ -162,11 +162,12 @@ def _level_numbers(cached_keys: int | None) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def _deal_numbers(tile: TileConfig, piece_keys: int) -> tuple[int, ...]:
+def _deal_numbers(tile: TileConfig, piece_keys: int, prices: RolePrices) -> tuple[int, ...]:
+    most_dealt = MOST_DEALT if prices.deals else 0
     cost = CostModel.of(tile.rows, tile.keys, piece_keys)
     return _in_order(
         DEAL_SITE, dealt_fixed=cost.fixed, dealt_per_tile=cost.per_tile, dealt_grain=cost.grain,
-        dealt_partial=cost.partial, most_dealt=MOST_DEALT, fewest_dealers=FEWEST_DEALERS,
+        dealt_partial=cost.partial, most_dealt=most_dealt, fewest_dealers=FEWEST_DEALERS,
         smallest_group=SMALLEST_GROUP,
     )  # fmt: skip
 
@@ -215,7 +216,7 @@ def _of_roles(
     if lists is None:
         return numbers, scratch, is_counted
     cost = CostModel.of(tile.rows, tile.keys, lists.piece_keys)
-    numbers += (*_level_numbers(prices.cached_keys), *_deal_numbers(tile, lists.piece_keys))
+    numbers += (*_level_numbers(prices.cached_keys), *_deal_numbers(tile, lists.piece_keys, prices))
     sizes = work.max_tiles, bounds.max_requests, work.heads.num_kv, work.num_ctas
     is_counted = is_counted and work.fits_queue(cost, tile, prices.cached_keys)
     return numbers, scratch + deal_scratch_bytes(*sizes), is_counted

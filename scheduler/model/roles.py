@@ -64,6 +64,8 @@ class RolePrices:
         cached_keys: keys of one head that the cache holds; None: all that a batch may have.
         shortest_cut: keys of the shortest item of the first role that is cut, in key tiles begun.
             So are those that are 1 / LATE of it longer than a CTA's equal slice of all items.
+        deals: whether a host may deal prefills beside decodes (decision 0062), which leaves less to
+            be claimed: where the price of a prefill is known.
     """
 
     units: tuple[int, int]
@@ -71,6 +73,7 @@ class RolePrices:
     claim: int = 8 * OPENING
     cached_keys: int | None = None
     shortest_cut: int = SHORTEST_CUT
+    deals: bool = True
 
     @property
     def least(self) -> int:
@@ -85,19 +88,20 @@ class RolePrices:
         tiles: Sequence[int],
         saturating: int,
         cached_keys: int | None = None,
+        deals: bool = True,
     ) -> RolePrices:
         """From what one key tile of each role costs, rounded up.
 
         Args:
             roles: two.
             tiles: price of a key tile of each.
-            saturating, cached_keys: see the attributes.
+            saturating, cached_keys, deals: see the attributes.
         """
         first, second = (
             -(-price // CostModel.for_stream_k(role.rows, role.keys).per_tile)
             for role, price in zip(roles, tiles, strict=True)
         )
-        return cls((first, second), saturating, cached_keys=cached_keys)
+        return cls((first, second), saturating, cached_keys=cached_keys, deals=deals)
 
     def ctas(self, work: Sequence[int], active: int) -> tuple[int, int]:
         """How many of the CTAs that may get work take each role.

@@ -143,6 +143,7 @@ def _prefills(
     tiles: Tiles, problem: Problem, ctas: int, may_deal: bool, is_alone: bool
 ) -> tuple[Pieces, int]:
     """Pieces of so many CTAs, then those of shared lists; and how many of these."""
+    assert problem.prices is not None  # checked with the roles
     if len(tiles.segment) == 0:
         return Pieces.none(), 0
     if may_deal and is_alone:
@@ -152,6 +153,7 @@ def _prefills(
     are_short = problem.active_ctas > 1 and line.visible.max() < _least_cut(line, problem, ctas)
     is_beyond = problem.active_ctas > 1 and _reads_beyond_cache(tiles, problem)
     rounds = rounds_of(items, ctas, problem.active_ctas) if is_beyond else NO_ROUNDS
+    may_deal = may_deal and problem.prices.deals
     if may_deal and are_dealt(items, ctas, problem.group_size, are_short, rounds.are_all):
         return deal(problem, ctas, is_alone)
     if are_short:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 import warploom as wl
 from warploom.codegen.choice.role_cost import RoleCost, forecast, role_cost, role_cost_on_cpu
 from warploom.codegen.source import TileConfig
@@ -37,23 +39,52 @@ def test_prices_follow_flops_and_bytes() -> None:
 
 
 class Waves(wl.Variant):
-    """Two functions of each element, one of it of no logit, and one of its key alone."""
+    """A function of a logit times one of its key alone, and one of the distance."""
 
     def logits_transform(self, logits: Any, at: Any) -> Any:
         return wl.tanh(logits) * wl.exp(-at.kv_pos) - wl.log(1 + abs(at.q_pos - at.kv_pos))
 
 
-def test_functions_of_a_logit_make_prefills_longer() -> None:
-    """A soft-cap has one; slopes of ALiBi are a row's, and sigmoids have no other exponential."""
+def chain(length: int, remainder: bool = False) -> wl.Variant:
+    """So many steps, of a product with a sum or of a remainder."""
 
-    def prefill(variant: wl.Variant, stored: str | None = None) -> int:
-        return role_cost(replace(spec(128, stored), variant=trace(variant)), TILE).prefill
+    class Chain(wl.Variant):
+        def logits_transform(self, logits: Any, at: Any) -> Any:
+            for i in range(length):
+                step = (at.kv_pos * (i + 3) + at.q_pos) % 7
+                logits = logits + step if remainder else logits * (0.9 + 0.01 * i) + 0.1 * (i + 1)
+            return logits
 
+    return Chain()
+
+
+def prefill(variant: wl.Variant, lanes: int = 128, stored: str | None = None) -> int:
+    return role_cost(replace(spec(lanes, stored), variant=trace(variant)), TILE).prefill
+
+
+def test_instructions_of_an_element_make_prefills_longer() -> None:
+    """But for one. What a row or a key has once, and what the softmax takes over, has none."""
     capped = wl.Causal() & wl.SoftCap(5.0)
-    assert prefill(capped) == 1_800_000 + 360_000
-    assert prefill(capped, "int8") == 2_800_000 + 360_000
-    assert prefill(Waves()) == 1_800_000 + 2 * 360_000
-    assert prefill(wl.Causal() & wl.Alibi()) == prefill(wl.FlashSigmoid()) == 1_800_000
+    assert prefill(capped) == 1_800_000 + 3 * 100_000  # tanh, and the scale, which hides
+    assert prefill(capped, stored="int8") == 2_800_000 + 3 * 100_000
+    assert prefill(capped, lanes=64) == 900_000 + 3 * 100_000  # as many elements
+    assert prefill(wl.Causal() & wl.Alibi()) == 1_800_000
+    # a scale, two functions, the difference of a product, and 1 + the distance as a float
+    assert prefill(Waves()) == 1_800_000 + (1 + 3 + 3 + 1 + (1 + 4 + 1) - 1) * 100_000
+    # a sigmoid is an exponential, which a softmax has, too, and a reciprocal
+    assert prefill(wl.FlashSigmoid()) == 1_800_000 + 3 * 100_000
+
+
+@pytest.mark.parametrize(
+    ("length", "remainder", "times"),
+    [(4, False, 1.21), (16, False, 2.0), (32, False, 3.11), (1, True, 2.32), (4, True, 5.62)],
+)
+def test_prices_of_chains_are_as_measured(length: int, remainder: bool, times: float) -> None:
+    """Of 1,024 rows over 8,192 keys alone on an H200, over the time without one, 1.67 us a tile."""
+    made = chain(length, remainder)
+    found = role_cost(replace(spec(128), variant=trace(made)), TILE)
+    assert abs(found.prefill / 1_670_000 / times - 1) < 0.1
+    assert found.decode_in_tall == found.prefill // 2  # a tile of 64 keys in one of 128
 
 
 def test_two_roles_pay_where_overlapping_saves_more_than_it_takes() -> None:

@@ -20,13 +20,17 @@ from warploom.scheduler.plans.capacity import capacity
 
 @pytest.mark.parametrize("decodes", [0, 4, 70])
 @pytest.mark.parametrize("chunks", [[(720, 6000)], [(2400, 6000)], [(500, 9000), (90, 700)]])
-@pytest.mark.parametrize("ctas", [1, 40, 100, 528])
-def test_prefills_are_dealt_alike(chunks: list[tuple[int, int]], decodes: int, ctas: int) -> None:
+@pytest.mark.parametrize(
+    ("ctas", "deals"), [(1, True), (40, True), (100, True), (528, True), (100, False)]
+)
+def test_prefills_are_dealt_alike(
+    chunks: list[tuple[int, int]], decodes: int, ctas: int, deals: bool
+) -> None:
     """What CTAs leave are pieces, whole ones, or nothing."""
     heads, tile = Heads(8, 2), TileConfig(64, 64, decode=TileConfig(16, 32))
     q_lens, kv_lens = zip(*chunks, *[(1, 9000)] * decodes, strict=True)
     ends = [np.append(0, np.cumsum(lens)).astype(np.int32) for lens in (q_lens, kv_lens)]
-    prices = RolePrices((1800, 60), 70, cached_keys=5000)
+    prices = RolePrices((1800, 60), 70, cached_keys=5000, deals=deals)
     room = capacity(
         Bounds(len(q_lens), sum(q_lens), 9000), rows=64, keys=64, num_kv_heads=2, group_size=4,
         num_ctas=ctas, smaller=smaller_roles(tile),

@@ -64,6 +64,7 @@ def test_native_plans_equal_numpy_plans(data: st.DataObject) -> None:
             data.draw(st.sampled_from([1, 300, 1024]), label="claim"),
             data.draw(st.sampled_from([None, 1, 1, 20_000]), label="cached"),
             data.draw(st.sampled_from([1, 1, 1000, 4096]), label="cut"),
+            data.draw(st.booleans(), label="deals"),
         )
     num_ctas = data.draw(st.integers(1, 528), label="CTAs")
     active = data.draw(st.integers(1, num_ctas), label="limit")

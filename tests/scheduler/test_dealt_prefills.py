@@ -97,6 +97,16 @@ def test_whole_ones_are_left_where_all_are_even(kit: Any) -> None:
     verify(plan, case.visibility)
 
 
+def test_prefills_of_unknown_price_lie_on_a_line_beside_decodes(kit: Any) -> None:
+    unknown = replace(PRICES, deals=False)
+    case = batch(kit, [(720, LONG)], 4, 100)
+    plan, line = case.plan(prices=unknown), case.plan(**BY_STREAM_K)
+    assert np.array_equal(plan.items, line.items)
+    assert not np.array_equal(plan.items, case.plan().items)
+    alone = batch(kit, [(720, LONG)], 0, 100)
+    assert np.array_equal(alone.plan(prices=unknown).items, alone.plan().items)
+
+
 def test_nothing_is_claimed_without_decodes(kit: Any) -> None:
     case = batch(kit, [(720, LONG)], 0, 100)
     plan = case.plan()

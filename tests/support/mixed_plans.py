@@ -86,7 +86,9 @@ def mixed(draw: Any, kit: Any) -> Mixed:
     claim = draw(st.sampled_from([1, 1, 200]))  # short lists are worth it, so that there are some
     cached = draw(st.sampled_from([None, 1, 1, 4000]))
     units, cut = (draw(price), draw(price)), draw(st.sampled_from([1, 1, 400, 4096]))
-    prices = RolePrices(units, draw(st.integers(1, 60)), claim, cached, cut)
+    prices = RolePrices(
+        units, draw(st.integers(1, 60)), claim, cached, cut, deals=draw(st.booleans())
+    )
     return Mixed(segments, mask, left, numbers, limit, prices, ways)
 
 
