@@ -53,9 +53,9 @@ class Gain:
 
 def estimate_of(batch: Batch) -> float:
     """How many times as fast full overlap would be."""
-    cost, *tiles = counted(batch)
+    cost, prefills, decodes = counted(batch)
     of_two = replace(cost, decode_in_tall=0)  # two wrappers have a tile for decodes
-    expected = forecast(of_two, *tiles, CTAS, _AS_MEMORY)
+    expected = forecast(of_two, prefills, decodes, CTAS, _AS_MEMORY)
     return expected.in_turn / expected.at_once
 
 

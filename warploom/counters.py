@@ -21,6 +21,8 @@ class Stats:
         misses: those that neither had; compiled then, or refused, or wrong.
         plans: batches planned, by the host or by a device.
         copies: tensors that a call copied, since a kernel could not reach them.
+        traces: variants whose functors `attention` traced, as it does where nothing tells whether
+            what they read has changed.
     """
 
     compiles: int = 0
@@ -30,6 +32,7 @@ class Stats:
     misses: int = 0
     plans: int = 0
     copies: int = 0
+    traces: int = 0
 
 
 _NAMES = tuple(field.name for field in fields(Stats))

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from warploom.dsl.values.from_end import from_end
 from warploom.dsl.values.rows import Row, RowLike, row_of
 from warploom.dsl.values.stand_ins import has_memory, is_followed, unwatched
 from warploom.dsl.values.symbols import Symbol, Value
+from warploom.dsl.variants.code_names import names
 from warploom.dsl.variants.fields import RESERVED, Field, Reading, Scalar, Tensor
 from warploom.dsl.variants.views import VIEWS, is_of_view, sliced, view_named
 from warploom.errors import ArgumentError, GlobalMutated
@@ -35,6 +36,7 @@ from warploom.errors import ArgumentError, GlobalMutated
 _ONLY_INDEXED = "Index it with one int per dimension; do other arithmetic on it before, outside."
 
 Replace = Callable[[str, Any], Any]
+COPIES = "_copies"  # attribute of `Captures` that says nothing of what is traced
 
 
 class Captures:
@@ -47,6 +49,11 @@ class Captures:
         self._tensors: dict[str, Any] = {}  # they also keep alive the addresses in `_names`
         self.alike: dict[str, Any] = {}  # of these, what kernels read in its own type
         self._copies: dict[str, Any] = {}  # conversions, whose addresses graphs may read
+
+    @property
+    def tensors(self) -> list[Any]:
+        """Those that were captured, whose values no graph has."""
+        return list(self._tensors.values())
 
     def values(self) -> dict[str, Any]:
         """What the tensors hold now, in the types of their fields."""
@@ -322,14 +329,6 @@ def _refuse_stores(function: FunctionType) -> None:
                 name=step.argval,
                 source=location.at_line(code, line),
             )
-
-
-def names(code: CodeType) -> Iterator[str]:
-    """Global and attribute names in a function's code and in the functions inside it."""
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from names(inner)
 
 
 def _global(function: FunctionType, name: str) -> bool:

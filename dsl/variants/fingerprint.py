@@ -1,12 +1,15 @@
 """A key of everything that Python functions may read, so that traces can be kept between calls.
 
-Data is keyed by its contents, functions by their code and what they reach, and classes by their
-members; modules, tensors too large to compare, and the like by identity. What has no key that would
-tell of a change (an object of C code, a large array, too much of it) makes the whole unkeyed.
+Data is keyed by its contents, functions by their code and what they reach, classes by their
+members, and modules by those of their members that some of this code names. Libraries, and tensors
+too large to compare, are keyed by identity. What has no key that would tell of a change (an object
+of C code, a large array, code that looks names up at run time, too much of it) makes the whole
+unkeyed. Nothing of the user's is kept alive for a key.
 """
 
 from __future__ import annotations
 
+import builtins
 import functools
 import sys
 from collections.abc import Hashable, Iterator, Mapping, Set
@@ -14,14 +17,27 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from warploom.dsl.values.stand_ins import has_memory, stands_in
-from warploom.dsl.variants.capture import writes
+from warploom.dsl.variants.capture import COPIES, Captures, writes
+from warploom.dsl.variants.code_names import imports, names
 from warploom.dsl.variants.fields import READING, VALUES
-from warploom.dsl.variants.purity import is_library, reachable
+from warploom.dsl.variants.identity import number_of
+from warploom.dsl.variants.purity import is_library
 
 _MAX_BYTES = 1 << 16  # larger arrays are not compared
 _MAX_VALUES = 4000  # beyond, tracing anew is cheaper
 _MAX_DEPTH = 60
 _PLAIN = (type(None), bool, int, str, bytes, complex, type(Ellipsis))
+# Builtins that reach what no name in the code tells.
+_BY_NAME = frozenset(("globals", "locals", "vars", "eval", "exec", "__import__", "import_module"))
+# Types of C code whose objects never change.
+_CONSTANT = {
+    "builtins": {"builtin_function_or_method", "method_descriptor", "wrapper_descriptor", "code",
+                 "classmethod_descriptor", "getset_descriptor", "member_descriptor",
+                 "method-wrapper", "range", "slice", "object", "NotImplementedType"},
+    "torch": {"dtype", "device", "layout", "memory_format", "finfo", "iinfo"},
+    "numpy": {"ufunc"}, "decimal": {"Decimal"}, "re": {"Pattern"},
+    "datetime": {"date", "datetime", "timedelta"},
+}  # fmt: skip
 
 
 def fingerprint(value: object) -> tuple[Hashable | None, list[object]]:
@@ -30,11 +46,12 @@ def fingerprint(value: object) -> tuple[Hashable | None, list[object]]:
     Values of a variant's fields are no part of it.
 
     Returns:
-        The key, and the objects that whoever keeps the key must keep too, since it holds their ids.
+        The key, and the objects that whoever keeps the key must keep too, since it holds their ids:
+        those of C code that have no weak references.
     """
     walk = _Walk()
     try:
-        return walk.key(value, 0), walk.alive
+        return walk.whole(value), walk.alive
     except _Unkeyed:
         return None, []
 
@@ -44,10 +61,39 @@ class _Unkeyed(Exception):
 
 
 class _Walk:
+    """One key.
+
+    Attributes:
+        alive: what the key holds ids of.
+    """
+
     def __init__(self) -> None:
         self.alive: list[object] = []
         self._seen: dict[int, int] = {}
+        self._held: list[object] = []  # for as long as `_seen` holds their ids
         self._visited = 0
+        self._names: set[str] = set()  # in all code that was met
+        self._modules: list[ModuleType] = []  # of the user's
+        self._inputs: set[int] = set()  # ids of captured tensors, whose values no graph has
+
+    def whole(self, value: object) -> Hashable:
+        """The key of a value, and of what its code names in modules."""
+        key, members, done = self.key(value, 0), list[Hashable](), set[tuple[int, str]]()
+        while True:
+            named = [
+                (module, name)
+                for module in self._modules
+                for name in sorted(self._names & vars(module).keys())
+                if (id(module), name) not in done
+            ]
+            if not named:
+                break
+            for module, name in named:
+                done.add((id(module), name))
+                members.append((name, self.key(vars(module)[name], 1)))
+        if self._modules and "getattr" in self._names:
+            raise _Unkeyed  # of a module, by a name that is made at run time
+        return key, tuple(members)
 
     def key(self, value: Any, depth: int) -> Hashable:
         self._visited += 1
@@ -60,56 +106,117 @@ class _Walk:
         if id(value) in self._seen:
             return "seen", self._seen[id(value)]
         self._seen[id(value)] = len(self._seen)
-        self.alive.append(value)
-        array = _array_key(value)
+        self._held.append(value)
+        array = self._array(value)
         if array is not None:
             return array
-        if isinstance(value, ModuleType) or _of_library(value):
-            return id(value)
-        return type(value), tuple(self.key(part, depth + 1) for part in _parts(value))
+        if isinstance(value, ModuleType):
+            if not _is_others(value.__name__):
+                self._modules.append(value)
+            return self._identity(value)
+        if _of_library(value):
+            return self._identity(value)
+        parts = tuple(self.key(part, depth + 1) for part in self._parts(value))
+        return self._identity(type(value)), parts
 
+    def _identity(self, value: object) -> int | tuple[str, int]:
+        """What tells it from all others, for as long as `alive` is kept."""
+        number = number_of(value)
+        if number is not None:
+            return number
+        self.alive.append(value)
+        return "id", id(value)
 
-def _parts(value: Any) -> Iterator[object]:
-    """What a value consists of."""
-    if isinstance(value, FunctionType):
-        yield from (value.__code__, value.__defaults__, value.__kwdefaults__)
-        yield from reachable(value)
-    elif isinstance(value, MethodType):
-        yield from (value.__func__, value.__self__)
-    elif isinstance(value, functools.partial):
-        yield from (value.func, value.args, value.keywords)
-    elif isinstance(value, (staticmethod, classmethod)):
-        yield value.__func__
-    elif isinstance(value, property):
-        yield value.fget
-    elif isinstance(value, type):
-        yield id(value)
-        yield from (base for base in value.__mro__[1:] if not _of_library(base))
-        yield from _members(vars(value))
-    else:
-        yield from _parts_of_data(value)
+    def _parts(self, value: Any) -> Iterator[object]:
+        """What a value consists of."""
+        if isinstance(value, FunctionType):
+            yield from (value.__code__, value.__defaults__, value.__kwdefaults__, vars(value))
+            yield from self._read_by(value)
+        elif isinstance(value, MethodType):
+            yield from (value.__func__, value.__self__)
+        elif isinstance(value, functools.partial):
+            yield from (value.func, value.args, value.keywords)
+        elif isinstance(value, (staticmethod, classmethod)):
+            yield value.__func__
+        elif isinstance(value, property):
+            yield value.fget
+        elif isinstance(value, type):
+            yield self._identity(value)
+            yield from (base for base in value.__mro__[1:] if not _of_library(base))
+            yield from _members(vars(value))
+        else:
+            yield from self._parts_of_data(value)
 
-
-def _parts_of_data(value: Any) -> Iterator[object]:
-    if type(value) in (tuple, list):  # most of all: no need to look for attributes
-        yield from value
-        return
-    items = isinstance(value, (Mapping, list, tuple, Set))
-    if isinstance(value, Mapping):
-        yield from value.items()
-    elif items:
-        yield from value
-    attributes = getattr(value, "__dict__", None)
-    known = _slots(type(value))  # type: ignore[arg-type]  # classes are hashable
-    slots = [name for name in known if hasattr(value, name)]
-    if attributes is None and not slots and not items:
-        if type(value).__hash__ is None:  # of C code, and may change
+    def _read_by(self, function: FunctionType) -> Iterator[object]:
+        """What the names in a function's code stand for."""
+        used, known = set(names(function.__code__)), function.__globals__
+        if any(name not in known for name in _BY_NAME & used):
             raise _Unkeyed
-        yield id(value)
-    yield from ((name, getattr(value, name)) for name in slots)
-    yield from (item for item in (attributes or {}).items() if item[0] not in (VALUES, READING))
-    if not items:
-        yield type(value)  # its methods
+        self._names |= used
+        yield from ((name, known[name]) for name in sorted(used & known.keys()))
+        for name in imports(function.__code__):
+            if name not in sys.modules:  # not run yet, or of a package of its own
+                raise _Unkeyed
+            yield sys.modules[name]
+            yield sys.modules[name.partition(".")[0]]
+        cells = function.__closure__ or ()
+        for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+            try:
+                yield name, cell.cell_contents
+            except ValueError:  # an empty cell: the name is not bound yet
+                continue
+
+    def _parts_of_data(self, value: Any) -> Iterator[object]:
+        if type(value) in (tuple, list):  # most of all: no need to look for attributes
+            yield from value
+            return
+        items = isinstance(value, (Mapping, list, tuple, Set))
+        if isinstance(value, Mapping):
+            yield from value.items()
+        elif items:
+            yield from value
+        left_out = {VALUES, READING}
+        if isinstance(value, Captures):
+            self._inputs |= {id(tensor) for tensor in value.tensors}
+            left_out.add(COPIES)
+        attributes = getattr(value, "__dict__", None)
+        known = _slots(type(value))  # type: ignore[arg-type]  # classes are hashable
+        slots = [name for name in known if hasattr(value, name)]
+        if attributes is None and not slots and not items:
+            yield from self._of_c_code(value)
+        yield from ((name, getattr(value, name)) for name in slots)
+        yield from (item for item in (attributes or {}).items() if item[0] not in left_out)
+        if not items:
+            yield type(value)  # its methods
+
+    def _of_c_code(self, value: Any) -> Iterator[object]:
+        """What tells of a change of an object without attributes."""
+        kind = type(value)
+        is_python = "__slots__" in vars(kind)
+        if not is_python and kind.__name__ not in _CONSTANT.get(kind.__module__, ()):
+            dtype = getattr(sys.modules.get("numpy"), "dtype", ())
+            if not isinstance(value, dtype):
+                raise _Unkeyed
+        yield self._identity(value)
+        owner = getattr(value, "__self__", None)  # of a method of C code
+        if owner is not None and owner is not builtins:
+            yield owner
+
+    def _array(self, value: Any) -> Hashable | None:
+        """A key of a tensor or an array; None for other values."""
+        if stands_in(value) or getattr(value, "is_nested", False) is True:
+            raise _Unkeyed  # some of these have no size
+        size = None if isinstance(value, type) else getattr(value, "nbytes", None)
+        if not isinstance(size, int) or not hasattr(value, "dtype"):  # torch.ops has any attribute
+            return None
+        kind = self._identity(type(value)), tuple(value.shape), str(value.dtype)
+        on_host = getattr(getattr(value, "device", None), "type", "cpu") in ("cpu", "c")
+        if on_host and size <= _MAX_BYTES and not getattr(value.dtype, "hasobject", False):
+            return *kind, _contents(value)
+        count = writes(value)
+        if count is None and id(value) not in self._inputs:
+            raise _Unkeyed
+        return *kind, self._identity(value), count
 
 
 @functools.lru_cache(256)
@@ -124,27 +231,13 @@ def _members(namespace: Mapping[str, Any]) -> Iterator[object]:
     return (item for item in namespace.items() if item[0] not in generated)
 
 
-def _of_library(value: object) -> bool:
-    if not isinstance(value, (FunctionType, type)):
-        return False
-    module = value.__module__ or ""
+def _is_others(module: str) -> bool:
+    """Whether it is of a library or of Python, and taken to stay as it is."""
     return is_library(module) or module.partition(".")[0] in sys.stdlib_module_names
 
 
-def _array_key(value: Any) -> Hashable | None:
-    """A key of a tensor or an array; None for other values."""
-    if stands_in(value) or getattr(value, "is_nested", False) is True:
-        raise _Unkeyed  # some of these have no size
-    size = None if isinstance(value, type) else getattr(value, "nbytes", None)
-    if not isinstance(size, int) or not hasattr(value, "dtype"):  # torch.ops has every attribute
-        return None
-    on_host = getattr(getattr(value, "device", None), "type", "cpu") in ("cpu", "c")
-    if on_host and size <= _MAX_BYTES and not getattr(value.dtype, "hasobject", False):
-        return type(value), tuple(value.shape), str(value.dtype), _contents(value)
-    count = writes(value)
-    if count is None:
-        raise _Unkeyed
-    return id(value), count
+def _of_library(value: object) -> bool:
+    return isinstance(value, (FunctionType, type)) and _is_others(value.__module__ or "")
 
 
 def _contents(value: Any) -> bytes:

@@ -40,16 +40,16 @@ class Flex(Variant):
         lists: BlockLists | None = None,
         is_read: bool = True,
     ) -> None:
-        self._q_idx = q_idx
-        self._lists = lists
-        self._is_read = is_read
         if lists is not None and is_read and mask_mod is not None:
             mask_mod = lists.narrow(mask_mod)
-        self._functions = {"logits_transform": score_mod, "logits_mask": mask_mod}
         given = (function for function in (score_mod, mask_mod) if function is not None)
         shown = (str(getattr(function, "__name__", "function")) for function in given)
         self._name = "_".join(("flex", *(re.sub(r"\W", "", name) for name in shown)))
-        self._captures = Captures(self._name)
+        self._captures = Captures(self._name)  # before what reads them: `fingerprint` goes in order
+        self._q_idx = q_idx
+        self._lists = lists
+        self._is_read = is_read
+        self._functions = {"logits_transform": score_mod, "logits_mask": mask_mod}
 
     def logits_transform(self, logits: Value, at: Position) -> Value:
         return self._call("logits_transform", at, logits)

@@ -10,7 +10,8 @@ from typing import Any
 
 from warploom.dsl.types import location
 from warploom.dsl.types.ir import Source
-from warploom.dsl.variants.capture import names, writes
+from warploom.dsl.variants.capture import writes
+from warploom.dsl.variants.code_names import names
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import GlobalMutated
 

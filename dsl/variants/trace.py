@@ -1,7 +1,8 @@
 """Tracing: run a variant's functors on symbols and keep the graphs.
 
-A variant is traced anew each time it is asked for, so that an edited helper or closure is never
-stale; nodes are interned, so equal variants give equal results and later stages may cache by them.
+`trace` traces anew each time. Who keeps what it found, as `declaring/structure.py` does, must notice
+when something that the functors read has changed (`fingerprint.py`). Nodes are interned, so equal
+variants give equal results, and later stages may cache by them.
 """
 
 from __future__ import annotations

@@ -120,8 +120,10 @@ def attention(
 ) -> Any:
     """Attention over dense tensors.
 
-    Kernels and plans are cached: a call with the lengths of the one before only launches. Functors
-    are traced once for each class and structure; values of fields may change at every call.
+    Kernels and plans are cached. A call with the lengths of the one before launches after some 0.1
+    to 0.3 ms on the host, most of which asks whether anything that the functors read has changed;
+    a wrapper that was planned takes a fifth of that or less. They are traced again if so, or if
+    nothing tells (`wl.stats().traces` counts). Values of fields may change at every call.
 
     Args:
         q: [batch, rows, q_heads, head_dim], or [batch, q_heads, rows, head_dim] in layout HND.

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 from warploom import forks
+from warploom.counters import count
 from warploom.dsl.types.spec import TracedVariant
 from warploom.dsl.values.stand_ins import unseen
 from warploom.dsl.variants.fingerprint import fingerprint
@@ -29,17 +30,22 @@ def traced_once(variant: Variant) -> tuple[Hashable, TracedVariant]:
     """
     key, alive = fingerprint(variant)
     if key is None:
-        traced = trace(variant)
+        traced = _traced_now(variant)
         return traced, traced
     with _lock:
         found = _traced.get(key)
         if found is not None:
             _traced.move_to_end(key)
     if found is None:
-        # what the key holds identities of is kept with it
-        found = trace(variant), alive
+        # what the key holds ids of is kept with it
+        found = _traced_now(variant), alive
         with _lock:
             _traced[key] = found
             while len(_traced) > _LIMIT:
                 _traced.popitem(last=False)
     return found[0], found[0]
+
+
+def _traced_now(variant: Variant) -> TracedVariant:
+    count("traces")
+    return trace(variant)

@@ -93,7 +93,7 @@ def test_changes_are_seen(change: str) -> None:
 def test_equal_variants_have_equal_keys_whatever_their_fields_hold() -> None:
     key, alive = fingerprint(Reads())
     assert fingerprint(Reads(cap=3.0))[0] == key
-    assert any(kept is FACTOR for kept in alive)
+    assert not any(isinstance(kept, (list, dict, torch.Tensor, wl.Variant)) for kept in alive)
 
     def make(factor):
         class Made(wl.Variant):

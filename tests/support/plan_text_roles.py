@@ -42,6 +42,7 @@ def build(problem: Problem) -> WorkList:
     groups or the line would lack a round. Beside decodes the pieces that level them are shared, or
     else the last of each CTA that has several.
     """
+    assert problem.prices is not None
     prefill, decode = problem.by_role()
     for_prefill, for_decode = _share_out(problem, prefill, decode)
     own, shared, merges = _prefills(prefill, for_prefill)

@@ -1,0 +1,33 @@
+"""What the code of a function names, without running it."""
+
+from __future__ import annotations
+
+import dis
+import functools
+from collections.abc import Iterator
+from types import CodeType
+
+
+def names(code: CodeType) -> Iterator[str]:
+    """Global and attribute names in a function's code and in the functions inside it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from names(inner)
+
+
+@functools.lru_cache(1024)
+def imports(code: CodeType) -> tuple[str, ...]:
+    """Modules that a function's code, and functions inside it, import when they run.
+
+    A relative name is "." here, which no module has.
+    """
+    found: dict[str, None] = {}
+    steps = list(dis.get_instructions(code))
+    for at, step in enumerate(steps):
+        if step.opname == "IMPORT_NAME":  # behind the level of a relative name and what is taken
+            found[step.argval if steps[at - 2].argval == 0 else "."] = None
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            found |= dict.fromkeys(imports(inner))
+    return tuple(found)
