@@ -1,7 +1,7 @@
 """Tracing: run a variant's functors on symbols and keep the graphs.
 
-`trace` traces anew each time. Who keeps what it found, as `declaring/structure.py` does, must notice
-when something that the functors read has changed (`fingerprint.py`). Nodes are interned, so equal
+`trace` traces anew each time. A cache of traces, as in `declaring/structure.py`, must notice when
+something that the functors read has changed (`fingerprint.py`). Nodes are interned, so equal
 variants give equal results, and later stages may cache by them.
 """
 
