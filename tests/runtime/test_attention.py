@@ -378,3 +378,11 @@ def test_torch_functions_in_kernels() -> None:
     out = attention(q, k, v, variant=variant)
     expected = attention(q, k, v, variant=variant, backend="reference")
     torch.testing.assert_close(out, expected)
+
+
+def test_the_log_sum_exp_of_one_key_is_its_logit() -> None:
+    """In bfloat16, too, whose exponentials are coarse: the largest weight is 1."""
+    q, k = torch.randn(1, 500, 1, 64).bfloat16(), torch.randn(1, 1, 1, 64).bfloat16()
+    _, lse = attention(q, k, k, return_lse=True)
+    logits = (q[0, :, 0].double() @ k[0, :, 0].double().T / 8)[:, 0]
+    torch.testing.assert_close(lse[0, :, 0].double(), logits, rtol=0, atol=2e-6)
