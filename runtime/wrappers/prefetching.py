@@ -12,6 +12,7 @@ from warploom.dsl.values.stand_ins import unseen
 from warploom.errors import ForbiddenUnderCapture
 from warploom.prefetch_errors import BudgetTooSmall, CannotPrefetch
 from warploom.runtime.devices.graph import is_capturing
+from warploom.runtime.devices.graph_hold import GraphHold
 from warploom.runtime.formats import format_of
 from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.formats.paged import Pages
@@ -34,7 +35,8 @@ from warploom.scheduler.plans.page_order import page_order
 
 _REMEDY = "Call it once before the capture, with this cache and this budget."
 _Layout = tuple[int, int, int, int]
-_of_graphs: set[SpanTable] = set()  # a replay may come when the wrapper is gone
+# Tables that CUDA graphs read, whose replays may outlast the wrapper.
+_of_graphs: list[tuple[SpanTable, GraphHold]] = []
 
 
 class PageTable:
@@ -60,10 +62,18 @@ class PageTable:
         self.table = SpanTable(device, most_records(room, keys) + most_records(room, values))
         self._room = room
         self.bytes = 0  # of what is prefetched
+        self._hold = GraphHold()
 
     def holds(self, planned: Planned) -> bool:
         """Whether there is room for the pages of a plan."""
         return min(self.most, len(planned.plan.indices)) <= self._room
+
+    def keep_for_graph(self, device: torch.device) -> None:
+        """Keep the table for as long as the CUDA graph exists that is being captured."""
+        self._hold.attach(device)
+        others = [kept for kept in _of_graphs if kept[0] is not self.table]
+        _of_graphs[:] = [kept for kept in others if not kept[1].is_released()]
+        _of_graphs.append((self.table, self._hold))
 
     def write(self, planned: Planned, order: Ints) -> None:
         """Enqueue the first pages of a plan's order: each one's keys, then its values."""
@@ -183,7 +193,7 @@ class Prefetching(Running):
                 raise ForbiddenUnderCapture(what="prefetch() met a new plan", remedy=_REMEDY)
             pages.write(planned, self._order(planned))
         if captured:
-            _of_graphs.add(pages.table)
+            pages.keep_for_graph(self.device)
         return pages
 
     def _order(self, planned: Planned) -> Ints:

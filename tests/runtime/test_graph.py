@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.fake_stream import FakeStream
+from support.holds import FakeHold
 
 from warploom.codegen.source import TileConfig
 from warploom.dsl.library.alibi import Alibi
@@ -27,19 +28,6 @@ from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.plans.capacity import WorkspaceSize
 
 SHAPE: dict[str, Any] = {"num_q_heads": 2, "head_dim": 64, "dtype": "float32", "device": "cpu"}
-
-
-class FakeHold:
-    """The graphs that captured a wrapper; `graphs` are those that exist."""
-
-    def __init__(self) -> None:
-        self.graphs = 0
-
-    def attach(self, device: torch.device) -> None:
-        self.graphs += 1
-
-    def is_released(self) -> bool:
-        return self.graphs == 0
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from weakref import ref
 import numpy as np
 import pytest
 import torch
+from support.holds import FakeHold
 
 import warploom as wl
 from warploom.errors import (
@@ -51,6 +52,11 @@ def asked(attention: wl.AttentionWrapper) -> tuple[list[int], list[int]]:
     pages = records["offset"] * 2 // BYTES  # a page is less than what one instruction asks for
     assert (records["bytes"] == BYTES // 2).all()
     return pages[records["source"] == 0].tolist(), pages[records["source"] == 1].tolist()
+
+
+@pytest.fixture(autouse=True)
+def holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetching, "GraphHold", FakeHold)
 
 
 @pytest.fixture
@@ -115,7 +121,7 @@ def test_layouts_and_budgets_have_tables_that_stay_and_follow_plans(
     tables = [pages.table for pages in attention._pages.values()]
     attention.plan([0, 1, 2], *table([50, 9], np.arange(16)))
     assert [len(x.read()) for x in tables] == [32, 32, 4]
-    kept: set[SpanTable] = set()
+    kept: list[tuple[SpanTable, FakeHold]] = []
     monkeypatch.setattr(prefetching, "_of_graphs", kept)
     with monkeypatch.context() as patch:
         patch.setattr(prefetching, "is_capturing", lambda device: True)
@@ -123,14 +129,14 @@ def test_layouts_and_budgets_have_tables_that_stay_and_follow_plans(
             attention.prefetch(*call)
         with pytest.raises(ForbiddenUnderCapture, match="before the capture"):
             attention.prefetch(joint, 3 * BYTES)
-    assert kept == set(tables[:2])
+    assert [table for table, _ in kept] == tables[:2]
     assert [pages.table for pages in attention._pages.values()] == tables
 
 
 def test_what_a_graph_reads_outlives_larger_tables_and_the_wrapper(
     cache: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetching, "_of_graphs", set())
+    monkeypatch.setattr(prefetching, "_of_graphs", kept := list[tuple[SpanTable, FakeHold]]())
     attention = wrapper()
     attention.plan([0, 1], *table([5], np.arange(2)))
     attention.prefetch(tuple(cache), 1 << 20)
@@ -145,6 +151,15 @@ def test_what_a_graph_reads_outlives_larger_tables_and_the_wrapper(
     del attention
     gc.collect()
     assert captured() is not None and larger() is None
+    kept[0][1].graphs = 0  # that graph is destroyed
+    other = wrapper()
+    other.plan([0, 1], *table([5], np.arange(2)))
+    other.prefetch(tuple(cache), 1 << 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(prefetching, "is_capturing", lambda device: True)
+        other.prefetch(tuple(cache), 1 << 20)
+        other.prefetch(tuple(cache), 1 << 20)
+    assert captured() is None and [table for table, _ in kept] == [last_table(other)]
 
 
 def test_another_budget_and_joint_caches(cache: torch.Tensor) -> None:
