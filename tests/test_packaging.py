@@ -199,7 +199,6 @@ def test_folders_import_downwards_only(tmp_path: Path) -> None:
         ("BatchDecodeWithPagedKVCacheWrapper", r"warploom.AttentionWrapper\(.*Paged"),
         ("append_paged_kv_cache", "warploom.append"),
         ("single_prefill_with_kv_cache", "warploom.attention"),
-        ("flex_attention", "warploom.flex"),
         ("create_block_mask", "warploom.flex"),
         ("Casual", "Did you mean 'Causal'"),
     ],

@@ -105,6 +105,7 @@ if TYPE_CHECKING:
     from warploom.runtime.calls.compose import RadixTree as RadixTree
     from warploom.runtime.calls.compose import compose as compose
     from warploom.runtime.calls.draw import draw_mask as draw_mask
+    from warploom.runtime.calls.flex_attention import flex_attention as flex_attention
     from warploom.runtime.calls.huggingface import register_huggingface as register_huggingface
     from warploom.runtime.calls.merge import merge_state as merge_state
     from warploom.runtime.calls.merge import merge_states as merge_states
@@ -226,6 +227,7 @@ _HOME = {
     "AttentionWrapper": "warploom.runtime.wrappers.wrapper",
     "PageSelectionWrapper": "warploom.runtime.wrappers.selection",
     "draw_mask": "warploom.runtime.calls.draw",
+    "flex_attention": "warploom.runtime.calls.flex_attention",
     "trace": "warploom.runtime.traces.trace",
     "GraphInput": "warploom.serving.graphs.buffers",
     "GraphPiece": "warploom.serving.graphs.pieces",

@@ -171,12 +171,10 @@ _CONSTRUCTED = {
 
 
 _ATTEND = "Prefill and decode are one: warploom.AttentionWrapper(variant, kv_format=warploom."
-_FLEX_CALL = (
-    "It is warploom.attention(q, k, v, variant=warploom.flex(score_mod, mask_mod), layout='HND')."
-)
 _ONE_CALL = "It is warploom.attention(q, k, v, variant=...), of tensors with a batch axis."
 _NO_BLOCK_MASK = (
-    "Leave it out: the blocks that a mask shows are derived from warploom.flex(mask_mod=...)."
+    "Take torch's for warploom.flex_attention, or leave it out: warploom.flex(mask_mod=...) derives "
+    "the blocks that a mask shows."
 )
 
 # names of modules of FlashInfer, torch and FlashAttention -> what stands for them here
@@ -218,7 +216,6 @@ _FOREIGN = {
         ("flash_attn_varlen_func", "flash_attn_with_kvcache"),
         f"{_ATTEND}Ragged() or warploom.Paged(page_size), ...).",
     ),
-    "flex_attention": _FLEX_CALL,
     **dict.fromkeys(("create_block_mask", "create_mask", "BlockMask"), _NO_BLOCK_MASK),
     "get_batch_indices_positions": f"Leave it out. {_ROWS}",
     "get_seq_lens": f"Leave it out. {_TABLE}",

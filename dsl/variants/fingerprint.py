@@ -26,6 +26,7 @@ from warploom.dsl.variants.purity import is_library
 _MAX_BYTES = 1 << 16  # larger arrays are not compared
 _MAX_VALUES = 4000  # beyond, tracing anew is cheaper
 _MAX_DEPTH = 60
+_OWN = "_warploom"  # attributes that warploom leaves at a user's function
 _PLAIN = (type(None), bool, int, str, bytes, complex, type(Ellipsis))
 # Builtins that reach what no name in the code tells.
 _BY_NAME = frozenset(("globals", "locals", "vars", "eval", "exec", "__import__", "import_module"))
@@ -130,7 +131,8 @@ class _Walk:
     def _parts(self, value: Any) -> Iterator[object]:
         """What a value consists of."""
         if isinstance(value, FunctionType):
-            yield from (value.__code__, value.__defaults__, value.__kwdefaults__, vars(value))
+            yield from (value.__code__, value.__defaults__, value.__kwdefaults__)
+            yield from (item for item in vars(value).items() if not item[0].startswith(_OWN))
             yield from self._read_by(value)
         elif isinstance(value, MethodType):
             yield from (value.__func__, value.__self__)
