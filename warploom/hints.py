@@ -173,8 +173,8 @@ _CONSTRUCTED = {
 _ATTEND = "Prefill and decode are one: warploom.AttentionWrapper(variant, kv_format=warploom."
 _ONE_CALL = "It is warploom.attention(q, k, v, variant=...), of tensors with a batch axis."
 _NO_BLOCK_MASK = (
-    "Take torch's for warploom.flex_attention, or leave it out: warploom.flex(mask_mod=...) derives "
-    "the blocks that a mask shows."
+    "Take torch's for warploom.flex_attention, or leave it out: warploom.flex(mask_mod=...) "
+    "derives the blocks that a mask shows."
 )
 
 # names of modules of FlashInfer, torch and FlashAttention -> what stands for them here

@@ -39,9 +39,9 @@ def flex_attention(
 ) -> Any:
     """torch's `flex_attention` by warploom's kernels: `attention` of `flex` in layout HND.
 
-    A `score_mod` and a `block_mask` are traced at the first call with them (milliseconds), and again
-    when what they read has changed. Under torch.compile it runs as it is, outside of the graph.
-    Gradients are not computed.
+    A `score_mod` and a `block_mask` are traced at their first call (milliseconds), and again when
+    what they read has changed. Under torch.compile it runs as it is, outside of the graph. There
+    are no gradients.
 
     Args:
         query: [batch, q_heads, rows, head_dim].
