@@ -6,17 +6,19 @@
 
 namespace warploom {
 
-// Tests of bits, which no option that lets compilers forget infinities and NaN can take away.
+// Tests on bits: compiler options that ignore infinities and NaN cannot remove them.
 WL_FN bool is_nan(float x) { return (float_to_bits(x) & 0x7fffffff) > 0x7f800000; }
 WL_FN bool is_inf(float x) { return (float_to_bits(x) & 0x7fffffff) == 0x7f800000; }
 
-// Python's, torch's and NumPy's % and //. What fmod leaves is exact, however large a is beside b.
+// % and // as in Python and NumPy; torch's differ in the sign of a remainder of zero, which here is
+// that of b. The remainder of fmod is exact, however large a / b is.
 WL_FN bool is_of_other_sign(float rest, float b) {
   return (rest != 0.0f) & ((rest < 0.0f) != (b < 0.0f));
 }
 WL_FN float mod(float a, float b) {
   const float rest = fmod(a, b);
-  return is_of_other_sign(rest, b) ? rest + b : rest;
+  const float of_zero = with_sign_of(0.0f, b);
+  return rest == 0.0f ? of_zero : is_of_other_sign(rest, b) ? rest + b : rest;
 }
 WL_FN float floordiv(float a, float b) {
   const float rest = fmod(a, b);
@@ -46,11 +48,11 @@ WL_FN float power_of_two(float n) { return bits_to_float(int(unsigned(int(n) + 1
 WL_FN float expm1(float x) {
   const float low = x < -18.0f ? -18.0f : x;
   const SplitExp parts = split_exp(low > 88.9f ? 88.9f : low);
-  const float half = power_of_two(parts.n - 1.0f);  // 2^128 is no float
+  const float half = power_of_two(parts.n - 1.0f);  // 2^128 would overflow
   return 2.0f * fma(half, parts.less_one, half - 0.5f);
 }
 
-// exp(x) / 2 for x >= 0, which is a float where exp(x) is just none.
+// exp(x) / 2 for x >= 0: finite also where exp(x) just overflows.
 WL_FN float half_exp(float x) {
   const SplitExp parts = split_exp(x > 89.7f ? 89.7f : x);
   const float quarter = power_of_two(parts.n - 2.0f);
@@ -70,7 +72,7 @@ WL_FN float sinh(float x) {
   return size < 1.0f ? y * x : with_sign_of(half - 0.25f / half, x);
 }
 
-// Near 0 a polynomial, elsewhere formula 7.1.26 of Abramowitz and Stegun, off by 1.5e-7 of 1.
+// Near 0 a polynomial, elsewhere formula 7.1.26 of Abramowitz and Stegun: absolute error 1.5e-7.
 WL_FN float erf(float x) {
   const float size = abs(x), x2 = x * x;
   float near = -0.0005631425301544368f;  // erf(x) / x, |x| <= 1, error 4e-8
@@ -90,9 +92,9 @@ WL_FN float erf(float x) {
 }
 
 // 1 + x = (1 + m) * 2^e with m in [-1/4, 1/2]; log(1 + m) = 2 atanh(m / (2 + m)). Adding 1 may
-// round x away, but e only needs to be near; m is what has x's digits.
+// round x away, but e may be approximate: m keeps x's digits.
 WL_FN float log1p(float x) {
-  const bool is_far = x > 1e18f;  // 1 is nothing to it, and 2^-e might be no normal number
+  const bool is_far = x > 1e18f;  // adding 1 changes nothing, and 2^-e might be subnormal
   const float near = is_far ? x * 2.3283064365386963e-10f : x;                  // 2^-32
   const int e = int(unsigned(float_to_bits(1.0f + near)) - 0x3f400000u) >> 23;  // of 3/4
   const float unit = power_of_two(float(-e));
@@ -125,7 +127,7 @@ WL_FN float atan(float x) {
   return with_sign_of(is_steep ? fma(-y, t, 1.57079632679489656f) : y * t, x);
 }
 
-// Tangent of an angle less a multiple of pi / 2, and whether that was an odd one.
+// Tangent of an angle: `rest` plus a multiple of pi / 2, which may be odd.
 WL_FN float tan_of_rest(float rest, bool is_odd) {
   const float r2 = rest * rest;
   float y = 0.005616551265120506f;  // tan(r) / r, |r| <= 1.09 pi / 4, error 6e-9
