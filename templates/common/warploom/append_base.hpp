@@ -6,8 +6,8 @@
 
 namespace warploom {
 
-// Where row `row` of the new tokens goes. All of it is read where the kernel runs, so a captured
-// graph appends whatever the tables then hold.
+// Where row `row` of the new tokens goes. All of it is read from the tables when the kernel runs,
+// so a replayed graph appends by what the tables then hold.
 struct AppendPlace {
   int batch, q_len, kv_len;  // request, its new tokens, its tokens with the new ones
   int kv_pos;
@@ -41,7 +41,7 @@ WL_FN AppendPlace place_of(const Params& p, int row, int page_size) {
   const int kv_pos = kv_len - q_len + row - begin;
   const int index = first_page + kv_pos / page_size;
   AppendPlace place{batch, q_len, kv_len, kv_pos, 0, kv_pos % page_size, false};
-  const bool is_listed = index >= 0 && index < p.num_indices;  // tables are as the device has them
+  const bool is_listed = index >= 0 && index < p.num_indices;  // the device's tables are unchecked
   if (!is_owned || kv_pos < 0 || kv_pos / page_size >= pages || !is_listed) return place;
   place.page = p.kv_indices[index];
   place.exists = place.page >= 0 && place.page < p.num_pages;

@@ -1,7 +1,7 @@
-// What all vector hooks say of themselves, wherever their vectors come from.
+// Traits that all vector hooks have, wherever their vectors come from.
 #pragma once
 
-// For those who define hooks, in other headers. Inside of a hook, whose `Variant` it takes: how
+// For headers that define hooks; used inside a hook class, which has a `Variant`: how its
 // reductions begin and combine.
 #define WL_HOOK_REDUCTIONS(hook, Title)                             \
   static constexpr int kReductions = Variant::k##Title##Reductions; \
@@ -14,7 +14,7 @@
     return Variant::template hook##_combine<I>(a, b);               \
   }
 
-// The same and its sizes, of a hook that has a `K` too.
+// The same, and the hook's sizes; the hook class has a `K`, too.
 #define WL_HOOK_TRAITS(hook, Title, dim)                    \
   WL_HOOK_REDUCTIONS(hook, Title)                           \
   static constexpr int kHalves = Variant::k##Title##Halves; \
@@ -26,7 +26,7 @@ namespace warploom {
 template <class Hook>
 constexpr int kHalfLanes = (Hook::kHalves < 0 ? Hook::kHeadDim : Hook::kHalves) / 2;
 
-// Whether the partners of `lanes` lanes from a multiple of them on are such lanes again.
+// Whether the partners of an aligned block of `lanes` lanes are an aligned block, too.
 template <class Hook>
 WL_FN constexpr bool partners_are_whole(int lanes) {
   return 0 < kHalfLanes<Hook> && 2 * kHalfLanes<Hook> <= Hook::kHeadDim &&

@@ -6,7 +6,7 @@ namespace warploom {
 
 using wide = long long;
 
-// What overflows keeps its low bits: signed arithmetic would be undefined. As in NumPy, the
+// A result that overflows keeps its low bits: signed overflow would be undefined. As in NumPy, the
 // negation of the smallest number is that number.
 WL_FN int wrapped_sum(int a, int b) { return int(unsigned(a) + unsigned(b)); }
 WL_FN int wrapped_difference(int a, int b) { return int(unsigned(a) - unsigned(b)); }
@@ -14,7 +14,7 @@ WL_FN int wrapped_product(int a, int b) { return int(unsigned(a) * unsigned(b));
 WL_FN int negated(int a) { return int(0u - unsigned(a)); }
 WL_FN wide negated(wide a) { return wide(0ull - (unsigned long long)(a)); }
 
-// What a smaller type holds of an int: its low bits.
+// An int converted to a smaller type: its low bits.
 template <class T>
 WL_FN T wrap_uint8(T a) {
   return T(static_cast<unsigned char>(a));
@@ -28,7 +28,7 @@ WL_FN T wrap_int16(T a) {
   return T(static_cast<short>(a));
 }
 
-// Shifts by any count, also by more bits than there are, and of numbers below 0.
+// Shifts by any count, also by more bits than the type has, and of negative numbers.
 WL_FN int shl(int a, int b) { return unsigned(b) < 32u ? int(unsigned(a) << b) : 0; }
 WL_FN wide shl(wide a, wide b) {
   return (unsigned long long)(b) < 64u ? wide((unsigned long long)(a) << b) : 0;
@@ -36,7 +36,7 @@ WL_FN wide shl(wide a, wide b) {
 WL_FN int shr(int a, int b) { return a >> (unsigned(b) < 32u ? b : 31); }
 WL_FN wide shr(wide a, wide b) { return a >> ((unsigned long long)(b) < 64u ? b : 63); }
 
-// What the host would trap on, also in a branch not taken: zero, and -1 below the smallest number.
+// Divisors that the host traps on, also in a branch not taken: 0, and -1 under the least number.
 template <class T>
 WL_FN bool is_unsafe_divisor(T b) {
   return (b == 0) | (b == -1);

@@ -1,6 +1,5 @@
-// The largest score of each row, in kernels that are made to tell it: their Params have a place for
-// it (codegen/abi.py).
-// Included after qualifiers.cuh or qualifiers.hpp.
+// The largest score of each row, in kernels that are built to return it: their Params have a member
+// for it (codegen/abi.py). Included after qualifiers.cuh or qualifiers.hpp.
 #pragma once
 
 namespace warploom {
@@ -16,9 +15,9 @@ struct MaxScores<Params, decltype(void(&Params::max_scores))> {
 template <class K>
 constexpr bool kTellsMaxScores = MaxScores<typename K::Params>::kTold;
 
-// In natural units, -inf if nothing was visible, from a row's largest logit, the factor that brings
-// it to base 2, and the sum of its probabilities. Maxima pass over what is no number, but sums keep
-// it, even beside infinity.
+// A row's largest score in natural units, -inf if no key was visible. `largest` is the row's
+// largest logit, `factor` converts it to base 2, and `sum` is the sum of the row's probabilities.
+// Maxima ignore NaN, but the sum is then NaN, even beside infinity.
 WL_FN float max_score(float largest, float factor, float sum) {
   if (sum != sum) return sum;
   return largest * (factor * kLn2);

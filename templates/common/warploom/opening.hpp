@@ -1,4 +1,4 @@
-// What a CTA reads first, as planners write it and kernels read it.
+// A list's first work item and its segment, which a CTA reads first. Planners write it.
 #pragma once
 
 namespace warploom {

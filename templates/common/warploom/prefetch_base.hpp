@@ -1,4 +1,4 @@
-// Memory to prefetch, as both back ends see it: whole lines of a cache around a span.
+// Memory to prefetch, as both back ends see it: the whole cache lines around a span.
 #pragma once
 
 namespace warploom {

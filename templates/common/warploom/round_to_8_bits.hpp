@@ -1,6 +1,6 @@
-// Rounding to 8 bits: to nearest, ties to even. What is too large becomes the largest number, since
-// e4m3 has no infinity and a cache has no use for one; NaN stays NaN, and is 0 among integers.
-// Included after load.cuh or load.hpp, which have the types.
+// Rounding to 8 bits: to nearest, ties to even. Numbers that are too large become the largest
+// number, since e4m3 has no infinity and a cache has no use for one. NaN stays NaN, and becomes 0
+// in int8. Included after load.cuh or load.hpp, which have the types.
 #pragma once
 
 namespace warploom {

@@ -1,6 +1,6 @@
 // Which slot of a rolling cache holds a token: the first `sinks` tokens stay where they are, later
-// ones go around a ring of `window` slots. Lists of such caches name positions; those of all other
-// formats name blocks, which lie where they say. Included behind a definition of WL_FN.
+// ones go around a ring of `window` slots. Lists of rolling caches hold positions; those of other
+// formats hold block numbers, which are used as they are. Included behind a definition of WL_FN.
 #pragma once
 
 namespace warploom {

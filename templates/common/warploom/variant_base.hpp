@@ -31,8 +31,8 @@ WL_FN int half_partner(int lane, int width) {
   return lane < width / 2 ? lane + width / 2 : lane - width / 2;
 }
 
-// How a hook reads its vector besides by x(lane): at the lane that it computes, and at its partner.
-// For vectors that gain nothing by knowing.
+// How a hook reads its vector other than by x(lane): own() at the lane that it computes, pair() and
+// half() at that lane's partner. A base for vectors whose reads all go by lane.
 template <class X>
 struct LaneByLane {
   WL_FN float own(int lane) const { return x()(lane); }
@@ -45,14 +45,14 @@ struct LaneByLane {
   WL_FN const X& x() const { return static_cast<const X&>(*this); }
 };
 
-// The scale that q.k still waits for: one that is not positive would turn the order of logits
-// round, so kernels multiply with it before anything else.
+// The scale for kernels that scale q.k late. A scale that is not positive would reverse the order
+// of logits, so kernels multiply by it before anything else.
 template <class Params>
 WL_FN float positive_scale(const Params& p) {
   return p.sm_scale > 0.0f ? p.sm_scale : 1.0f;
 }
 
-// Where recorded values go, rounded once to the output's type.
+// For stores of recorded values, which are rounded once to the output's type.
 WL_FN bool is_inside(int index, int size) { return unsigned(index) < unsigned(size); }
 template <class T>
 WL_FN void write_number(T* to, long long offset, float value) {
@@ -75,7 +75,7 @@ struct IdentityVariant {
   static constexpr bool kMaskHasParts = false;
   static constexpr bool kMaskIsOfBounds = false;  // key_bits() has the mask for many keys
   static constexpr bool kMaskShowsRuns = false;   // each row sees a single run of keys
-  static constexpr bool kClassesRead = false;     // tensors
+  static constexpr bool kClassesRead = false;     // classify() reads tensors
   static constexpr bool kLoadsElements = false;   // hooks on logits load numbers for each element
   static constexpr bool kRecords = false;         // record() stores something
 
@@ -102,11 +102,11 @@ struct IdentityVariant {
     return logits;
   }
   WL_FN static float logits_factor(const Params& p) { return positive_scale(p); }
-  // With kHasLinearBias, a term of transformed logits that logits() leaves out: linear_bias(), and
-  // its growth from key to key, slope() (codegen/lowering/linear_bias.py). Without, nobody calls
-  // them.
+  // With kHasLinearBias, logits() leaves out a term of the transformed logits: linear_bias(), and
+  // its growth from key to key, slope() (codegen/lowering/linear_bias.py). Else they are not
+  // called.
 
-  // Stores what the user wants to look at of one element, which exists and is visible. `logits` is
+  // Stores what the user wants to record of one element, which exists and is visible. `logits` is
   // sm_scale * q.k in all kernels (codegen/lowering/records.py).
   WL_FN static void record(const Params&, const TileInfo&, const RowInfo&, int /*kv_pos*/,
                            float /*logits*/) {}
@@ -118,15 +118,15 @@ struct IdentityVariant {
     return true;
   }
 
-  // What mask() can say in a box of positions; never wrong, sometimes only kPartial. Ranges are not
+  // What mask() returns in a box of positions: never wrong, sometimes only kPartial. Ranges are not
   // empty.
   WL_FN static TileClass classify(const Params&, const TileInfo&, Range /*q_pos*/, Range /*kv_pos*/,
                                   Range /*q_head*/) {
     return TileClass::kFull;
   }
-  // A mask with parts is decided & open: intervals find tiles where the decided part holds
-  // everywhere, and none for the open part, which mostly reads tensors. In the former tiles the
-  // open part is all that is left of the mask.
+  // A mask with parts is `decided & open`. Intervals find tiles where the decided part holds
+  // everywhere; they decide nothing for the open part, which mostly reads tensors. In tiles where
+  // the decided part holds, only the open part is left to evaluate.
   WL_FN static bool decided_may_hide(const Params&, const TileInfo&, Range /*q_pos*/,
                                      Range /*kv_pos*/, Range /*q_head*/) {
     return true;

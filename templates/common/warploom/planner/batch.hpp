@@ -1,11 +1,11 @@
-// The plan arguments of a batch: lengths of each request, and what is wrong with them.
+// The plan arguments of a batch: lengths of each request, and checks of them.
 #pragma once
 
 namespace warploom {
 
 enum class Storage : int { kDense = 0, kRagged = 1, kPaged = 2 };
 
-// What plan() refuses. The runtime makes the messages (runtime/planning/plan_status.py).
+// Why plan() refuses a batch. The runtime makes the messages (runtime/planning/plan_status.py).
 enum class PlanStatus : int {
   kGood = 0,
   kQoStart = 1,     // qo_indptr does not begin at 0
@@ -21,13 +21,12 @@ enum class PlanStatus : int {
   kMaxBlocks = 11,  // more pages than declared
 };
 
-// Keys, or fused rows, of a request: places up to a tile past the end are computed in int.
+// Limit of keys, and of fused rows, of a request: places up to a tile past the end are ints.
 constexpr wide kMostKeys = 0x7fffffff - 4096;
 
-// Rounded down. Dividing is slow, and the planner mostly divides what is smaller.
+// Rounded down. Division is slow, and the planner mostly divides a number by a larger one.
 WL_FN int quotient(int value, int by) { return value < by ? 0 : value / by; }
-// Of what is not negative. Mostly 32 bits hold both, and dividing those takes a fraction of the
-// time.
+// Neither number is negative. Mostly both fit 32 bits, whose division takes a fraction of the time.
 WL_FN wide quotient(wide value, wide by) {
   return (value | by) >> 32 == 0 ? wide(unsigned(value) / unsigned(by)) : value / by;
 }
@@ -44,16 +43,16 @@ struct Batch {
     if (!is_paged()) return count;
     return count > 0 ? wide(count - 1) * p.page_size + p.last_page_len[r] : 0;
   }
-  WL_FN int fused_rows(int r) const { return q_len(r) * p.group_size; }  // of one that is good
+  WL_FN int fused_rows(int r) const { return q_len(r) * p.group_size; }  // if check() accepts r
 
-  // What is wrong with a batch of no requests: only where its lists begin can be.
+  // Checks a batch without requests: only the first entries of its indptr arrays can be wrong.
   WL_FN PlanStatus check_empty() const {
     if (p.qo_indptr[0] != 0) return PlanStatus::kQoStart;
     return p.kv_indptr[0] != 0 ? PlanStatus::kKvStart : PlanStatus::kGood;
   }
 
-  // What is wrong with one request; the first wrong thing, in the order of PlanStatus. All loads
-  // come first, so that a device waits once.
+  // Checks one request; returns its first error in the order of PlanStatus. All loads come first,
+  // so that a device waits for memory once.
   WL_FN PlanStatus check(int r) const {
     const int q_begin = p.qo_indptr[r], q_end = p.qo_indptr[r + 1], num_q = q_end - q_begin;
     const int kv_begin = p.kv_indptr[r], kv_end = p.kv_indptr[r + 1], count = kv_end - kv_begin;

@@ -1,5 +1,5 @@
-// The items of a line, and where to cut it: scheduler/partition/stream_k.py, for a team of threads
-// or for one.
+// A line of work items, end to end, and where it is cut into slices:
+// scheduler/partition/stream_k.py, for a team of threads or a single thread.
 #pragma once
 
 #include <warploom/planner/scratch.hpp>
@@ -7,8 +7,8 @@
 
 namespace warploom {
 
-// A whole item may be later than an equal slice by 1 of so many of the shortest that is cut: LATE
-// of scheduler/model/roles.py.
+// A whole item may exceed an equal slice by 1 / kLate of the shortest item that is cut: LATE of
+// scheduler/model/roles.py.
 constexpr int kLate = 8;
 
 template <class Params, class Team>
@@ -28,8 +28,8 @@ class Line {
   WL_FN int items() const { return tiles_ * heads_; }
   WL_FN int heads() const { return heads_; }
 
-  // Lays the tiles on the line: the longest, the shortest, the second longest, ..., unless
-  // segments have several.
+  // Puts the tiles on the line in the order longest, shortest, second longest, ...; with
+  // `as_they_are` (some segment has several tiles) in the order of their numbers.
   WL_FN void lay(bool as_they_are) {
     const Range mine = team_.range(tiles_);
     if (as_they_are) {
@@ -54,21 +54,21 @@ class Line {
   }
 
   WL_FN wide length() const { return head_length_ * heads_; }
-  // Lays so many heads on it instead.
+  // Changes how many heads the line has.
   WL_FN void take_heads(int heads) { heads_ = heads; }
 
-  // Whether no item is worth cutting for so many CTAs.
+  // Whether no item is worth cutting if `ctas` CTAs share the line.
   WL_FN bool is_short(int ctas) const { return p_.active_ctas > 1 && !has_long(least_cut(ctas)); }
 
-  // Whether `share` would lay whole items in rounds, of which none is left out, if what is behind
-  // them is long enough.
+  // Whether `share` would cut the line into rounds of whole items and leave no round out, provided
+  // that the rest of the line behind the rounds is long enough.
   WL_FN bool has_all_rounds(int ctas) const {
     return p_.active_ctas > 1 && !fit_cache() && rounds_of(ctas).are_all;
   }
 
-  // Finds the boundaries of slices for so many CTAs, and behind them those of shared ones: lists of
-  // whole items if none is worth cutting; rounds of these where the cache does not hold so many
-  // keys as they read; else equal slices.
+  // Finds the boundaries of the slices that `ctas` CTAs own and, behind them, of the shared slices.
+  // If no item is worth cutting, slices are lists of whole items. If the items read more keys than
+  // the cache holds, slices are rounds of such lists. Else slices are equal.
   WL_FN void share(int ctas) {
     const bool has_others = p_.active_ctas > 1;
     const bool is_whole = is_short(ctas);
@@ -83,9 +83,9 @@ class Line {
     mark_slices(cuts.slices > 0 ? cuts : share_equal(ctas));
   }
 
-  // The same of a line of decodes: so many slices, and as many shared ones of each length, if a
-  // shortest one is worth claiming on average. False, and nothing is found, where two lengths were
-  // too many.
+  // The same for a line of decodes: `slices` own slices, and as many shared slices of each length.
+  // It takes the most lengths with which a slice of the shortest length is, on average, worth
+  // claiming. Returns false, and finds no boundaries, if two lengths are already too many.
   WL_FN bool share_decodes(int slices) {
     const wide rest = quotient(length(), wide(p_.per_shared_decode));
     for (int lengths = kEnds; lengths > 1; --lengths) {
@@ -96,7 +96,7 @@ class Line {
     return false;
   }
 
-  // Finds the boundaries of so many slices with the least longest CTA.
+  // Finds boundaries of `slices` slices: the option whose longest CTA is shortest.
   WL_FN void choose(int slices) {
     slices_ = {slices, 0};
     working_ = max(1, int(min(wide(slices), length() / least_slice())));
@@ -114,13 +114,13 @@ class Line {
     boundaries_ = s_.marks + best * (slices + 1);
   }
 
-  // Each tile lies there for all heads before the next does, and nothing is cut; otherwise all
-  // tiles of a head lie before those of the next.
+  // True: on the line all heads of a tile come before the next tile, and no item is cut. False: all
+  // tiles of a head come before the next head.
   WL_FN bool is_by_tile() const { return is_by_tile_; }
 
-  // How many slices lie between the boundaries that were found.
+  // Numbers of own and shared slices between the boundaries that were found.
   WL_FN OwnAndShared slices() const { return slices_; }
-  // Boundaries from 0 on; those behind the last CTA with work are the end of the line.
+  // Boundaries from 0 on; those behind the last CTA with work lie at the end of the line.
   WL_FN const Mark* boundaries() const { return boundaries_; }
 
  private:
@@ -135,7 +135,7 @@ class Line {
     return team_.any(found);
   }
 
-  // Whether the cache holds the keys that the items of all heads read, those of a segment once.
+  // Whether the cache holds the keys that all items read; a segment's keys count once a head.
   WL_FN bool fit_cache() const { return p_.cached_keys == 0 || keys() <= p_.cached_keys; }
   WL_FN wide keys() const {
     wide found = 0, total = 0;
@@ -148,10 +148,10 @@ class Line {
 
   // How a line is cut: `Cuts` of scheduler/partition/role_lists.py.
   struct Cuts {
-    int own;           // slices that CTAs have for their own
-    int slices, each;  // up to `end`: of so many whole items each, or if that is 0, of equal length
-    wide end;          // of these
-    int per_length, lengths;  // slices behind of the same length, which halves from one to the next
+    int own;                  // slices that CTAs own
+    int slices, each;         // slices up to `end`, of `each` whole items; each = 0: equal slices
+    wide end;                 // where they end on the line
+    int per_length, lengths;  // slices behind `end`; each length is half the one before
   };
   WL_FN static wide shortest_in(int lengths) { return (wide(1) << lengths) - 1; }
 
@@ -162,8 +162,8 @@ class Line {
     return {min(ctas, lists), lists, each, length(), 0, 1};
   }
 
-  // Rounds of lists of whole items, and ends of what they leave; nothing if these were too short,
-  // or if there are too few items.
+  // Rounds of lists of whole items, and behind them `ends` slices of each of kEnds lengths. Nothing
+  // if these slices would be too short, or if there are too few items for rounds.
   WL_FN Cuts share_rounds(int ctas) const {
     const Rounds rounds = rounds_of(ctas);
     if (rounds.lists == 0) return {};
@@ -174,8 +174,9 @@ class Line {
     return {ctas, rounds.lists, rounds.each, end, ends, kEnds};
   }
 
-  // Equal slices of most of the line, and of the rest; of all where items are few, since a rest
-  // would be the pieces of one or two. Then items have equal slices, unless too many CTAs had none.
+  // Equal own slices of most of the line, and equal shared slices of the rest. If items are few,
+  // own slices take the whole line, since the rest would be pieces of one or two items. Then all
+  // items have equally many slices, unless too many CTAs would have none.
   WL_FN Cuts share_equal(int ctas) const {
     const wide rest = quotient(length(), wide(p_.per_shared_prefill)), least = least_slice();
     if (2 * items() <= ctas) {
@@ -190,13 +191,14 @@ class Line {
     return {own, own, 0, end, shared, 1};
   }
 
-  // Of equal slices none is shorter, but a single one.
+  // Least length of equal slices; only a single slice may be shorter.
   WL_FN wide least_slice() const { return 2 * z_.per_tile * z_.grain; }
 
-  // Lists of whole items, if there are enough for each CTA to have one; see `rounds_of` in Python.
+  // Lists of whole items, if there are enough items for each CTA to have a list; see `rounds_of` in
+  // scheduler/partition/role_lists.py.
   struct Rounds {
-    int each, lists;  // items of a list
-    bool are_all;     // there are some, and the last was not left out
+    int each, lists;  // items per list, and lists
+    bool are_all;     // there are rounds, and the last one was not left out
   };
   WL_FN Rounds rounds_of(int ctas) const {
     const int most =
@@ -227,7 +229,7 @@ class Line {
     team_.sync();
   }
 
-  // Of the ends, in lengths of the shortest.
+  // Length of the slices behind `end` before their slice `number`, in units of the shortest.
   WL_FN static wide parts_before(int number, const Cuts& cuts) {
     const int length = number / cuts.per_length, within = number - length * cuts.per_length;
     const wide longest = wide(1) << cuts.lengths, here = longest >> length;
@@ -249,9 +251,10 @@ class Line {
     return begin + (mark.visible > 0 ? cost_of(mark.visible) : 0);
   }
 
-  // All boundaries of all options: whole items or cuts, by all CTAs or by those that fit.
+  // Writes the boundaries of all options: two at ends of items, two that may cut items; of each
+  // pair the first is for the fitting slices, the second for all slices that get work.
   WL_FN void mark(int slices) {
-    int near = -1;  // place on the line of one head; boundaries of an option ascend
+    int near = -1;  // last item found on the line of one head; an option's boundaries ascend
     int last_option = -1;
     wide snap = 0;
     team_.each(team_.range(kOptions * (slices + 1)), [&](int at) {
@@ -292,7 +295,7 @@ class Line {
     return {item, min(max(done, grain), visible - grain)};
   }
 
-  // Cost of a CTA between two boundaries, with what its partial results cost.
+  // Cost of the slice between two boundaries, including its partial results.
   WL_FN wide load(const Mark* marks) const {
     const Mark first = marks[0], last = marks[1];
     if (first.item == items()) return 0;
@@ -307,12 +310,12 @@ class Line {
   Team& team_;
   Scratch& s_;
   int tiles_, heads_;
-  int working_ = 0, fitting_ = 0;  // slices that get work at most
+  int working_ = 0, fitting_ = 0;  // most slices with work; of them, for an even split
   OwnAndShared slices_ = {0, 0};
   bool is_by_tile_ = false;
   wide head_length_ = 0;
   mutable Steps<int> head_of_item_;
-  mutable Steps<wide> head_at_{0};  // of the line
+  mutable Steps<wide> head_at_{0};  // head at a place of the line
   const Mark* boundaries_;
 };
 

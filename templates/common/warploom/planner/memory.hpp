@@ -1,5 +1,5 @@
-// Memory that arrays take one behind the other; those of the widest numbers first, so that each is
-// aligned.
+// Memory in which arrays are placed one behind the other. Arrays of the widest numbers come first,
+// so that each array is aligned.
 #pragma once
 
 namespace warploom {
@@ -14,7 +14,7 @@ class Memory {
     end_ += count * sizeof(T);
   }
 
-  // Where 64-bit numbers may follow.
+  // The end of the arrays, aligned for 64-bit numbers.
   WL_FN char* end() const { return end_ + (reinterpret_cast<unsigned long long>(end_) & 4); }
 
  private:

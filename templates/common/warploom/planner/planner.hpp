@@ -1,21 +1,22 @@
 // Plans a batch: the Stream-K partition of scheduler/partition/stream_k.py, by a team of threads (a
-// host has a team of one). Every team works out where the line is cut; then all teams write the
-// plan together. None waits for another: the last to have looked at its share of the pages signs
-// the plan.
+// host has a team of one). Every team computes where the line is cut; then all teams write the plan
+// together. No team waits for another: the team that is last to have checked its share of the page
+// numbers signs the plan, that is, writes its header and cta_indptr.
 #pragma once
 
 #include <warploom/planner/role_plan.hpp>
 
 namespace warploom {
 
-// What plans of any number of roles have in common: `Derived` counts, assigns, signs and writes.
+// The common part of planners for one role and for two: `Derived` counts tiles, assigns items,
+// signs the plan and writes items.
 template <class K, class Team, class Derived>
 class PlannerBase {
   using Params = typename K::Params;
   using Segment = typename K::Segment;
 
  public:
-  // Returns what is wrong with the batch; then the plan is empty, and says so in its header.
+  // Returns kGood or the batch's error; then the plan is empty, and its header has the error.
   WL_FN PlanStatus run() {
     PlanStatus status = self().count_tiles();
     if (status != PlanStatus::kGood) {
@@ -24,7 +25,7 @@ class PlannerBase {
     }
     team_.vote(write_blocks());
     self().assign();
-    bool has_negative = false;  // of all pages, which the last team knows
+    bool has_negative = false;  // whether any page is negative; only the last team knows
     const bool is_last = team_.is_last(has_negative);
     if (has_negative) status = PlanStatus::kPage;
     if (is_last) self().sign(status);
@@ -36,7 +37,7 @@ class PlannerBase {
  protected:
   WL_FN PlannerBase(const Params& p, Team& team) : p_(p), team_(team) {}
 
-  // Writes a header but for what only plans of some kinds have.
+  // The header, except for fields that only some kinds of plans have.
   WL_FN typename K::PlanHeader header(PlanStatus status, const PlanTotals& totals) const {
     typename K::PlanHeader header = {};
     header.num_items = totals.items;
@@ -46,7 +47,7 @@ class PlannerBase {
     header.status = int(status);
     return header;
   }
-  // Lists from one on, before another, begin with this item.
+  // Writes that lists begin, begin + 1, ..., end - 1 begin with this item.
   WL_FN void fill_indptr(int begin, int end, int item) const {
     team_.each(team_.range(end - begin), [&](int i) { p_.cta_indptr[begin + i] = item; });
   }
@@ -64,14 +65,14 @@ class PlannerBase {
     });
   }
 
-  // Only where `kv_indptr` is right. True if this thread has seen a negative page.
+  // Copies page numbers; `kv_indptr` must be valid. True if this thread saw a negative page.
   WL_FN bool write_blocks() const {
     if (!Batch<Params>{p_}.is_paged() || p_.kv_indices == nullptr) return false;
     return team_.copy(p_.kv_indices, p_.indices, p_.kv_indptr[p_.num_requests]);
   }
 };
 
-// Plans of one role.
+// The planner for one role.
 template <class K, class Team>
 class Planner : public PlannerBase<K, Team, Planner<K, Team>> {
   using Params = typename K::Params;
@@ -87,7 +88,7 @@ class Planner : public PlannerBase<K, Team, Planner<K, Team>> {
 
   WL_FN PlanStatus count_tiles() { return plan_.template count_tiles<!Team::kIsHost>(); }
 
-  // Works out the line and its cuts: every team does, for none waits for the others.
+  // Computes the line and its cuts. Every team does so, since no team waits for another.
   WL_FN void assign() {
     if (plan_.tiles() == 0) return;
     plan_.ask_mask();
@@ -96,14 +97,14 @@ class Planner : public PlannerBase<K, Team, Planner<K, Team>> {
     plan_.adopt(line, p_.lines);
   }
 
-  // Writes what a kernel reads first, and without which it does nothing.
+  // Writes the header and cta_indptr, which a kernel reads first and without which it does nothing.
   WL_FN void sign(PlanStatus status) {
     PlanTotals totals = {0, 0, 0};
     if (status == PlanStatus::kGood) totals = plan_.totals();
     if (team_.is_first()) {
       *reinterpret_cast<typename K::PlanHeader*>(p_.header) = this->header(status, totals);
     }
-    const int idle = totals.items > 0 ? plan_.lists().own : 0;  // the first without work
+    const int idle = totals.items > 0 ? plan_.lists().own : 0;  // the first CTA without work
     if (idle > 0) plan_.write_indptr();
     this->fill_indptr(idle, p_.num_ctas + 1, totals.items);
   }

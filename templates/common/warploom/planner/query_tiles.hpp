@@ -1,5 +1,6 @@
-// The query tiles of a role: how many a batch has, and which keys each sees. The base of its plan,
-// since objects that refer to each other would keep a device's registers in memory.
+// The query tiles of a role: how many a batch has, and which keys each sees. This is a base class
+// of the role's plan, since objects that refer to each other would keep a device's registers in
+// memory.
 #pragma once
 
 #include <warploom/opening.hpp>
@@ -14,7 +15,7 @@ class QueryTiles {
   using WorkItem = typename K::WorkItem;
 
  public:
-  // Counts them. If it checks the batch and something is wrong with it, says what, and counts none.
+  // Counts the query tiles. With kChecks it returns the batch's first error instead, if any.
   template <bool kChecks>
   WL_FN PlanStatus count_tiles() {
     const Range mine = team_.range(p_.num_requests);
@@ -45,7 +46,7 @@ class QueryTiles {
   WL_FN int tiles() const { return tiles_; }
   WL_FN char* scratch_end() const { return s_.end; }
 
-  // Which keys each tile sees.
+  // Finds the keys and the visible key tiles of each query tile.
   WL_FN void ask_mask() {
     const bool is_one_each = !has_several_ && tiles_ == p_.num_requests;
     const auto first_tile = [this](int r) { return s_.first_tile[r]; };
@@ -63,13 +64,13 @@ class QueryTiles {
     team_.sync();
   }
 
-  // Of a tile, once the mask was asked.
+  // Properties of query tile t, after ask_mask().
   WL_FN int segment(int t) const { return s_.segment[t]; }
   WL_FN int visible(int t) const { return s_.visible[t]; }
-  // The key at which a tile has seen so many visible key tiles.
+  // The key before which query tile t has `visible` visible key tiles.
   WL_FN int key_after(int t, int visible) const {
     const Range keys = s_.keys[t];
-    const bool sees_all = wide(s_.visible[t]) * z_.keys >= keys.end - keys.begin;  // of these
+    const bool sees_all = wide(s_.visible[t]) * z_.keys >= keys.end - keys.begin;  // all of `keys`
     return sees_all ? keys.begin + visible * z_.keys : mask_of(t).key_after(keys, visible);
   }
   WL_FN WorkItem work(int t, int kv_head) const {  // every member by name, as in Batch::segment
@@ -99,10 +100,10 @@ class QueryTiles {
   Scratch s_;
   Batch<Params> batch_;
   int tiles_ = 0;
-  bool has_several_ = false;  // some segment has
+  bool has_several_ = false;  // some segment has several query tiles
 
  private:
-  // Of what is wrong, what is named first: the others may follow from it.
+  // The first error in the order of PlanStatus: the others may follow from it.
   WL_FN PlanStatus first_wrong(int wrong) const {
     int found = 1;
     while (!team_.any(wrong == found)) ++found;

@@ -1,5 +1,6 @@
-// The plan of one role: the items of one tile, for the CTAs or lists that its shape names. Works
-// out where lines are cut, then writes items and their merges. A plan of two roles has two such.
+// The plan of one role: the items of one tile shape, for the CTAs or lists that its RoleShape
+// names. It computes where lines are cut, then writes items and their merges. A plan of two roles
+// has two RolePlans.
 #pragma once
 
 #include <warploom/planner/query_tiles.hpp>
@@ -8,7 +9,7 @@
 
 namespace warploom {
 
-// Of the plan of a role, or of both.
+// Totals of the plan of one role, or of both.
 struct PlanTotals {
   int items, merges, slots;
 };
@@ -27,22 +28,22 @@ class RolePlan : public QueryTiles<K, Team> {
   WL_FN RolePlan(const Params& p, const RoleShape& shape, Team& team, char* memory)
       : Base(p, shape, team, memory), marks_(s_.marks) {}
 
-  // Lays the tiles on a line, for so many heads, once the mask was asked.
+  // Puts the tiles on a line with `heads` heads. Call it after ask_mask().
   WL_FN Line<Params, Team> lay(int heads) {
-    heads_ = heads;  // of prefills adopt() finds the same: a device needs no register for them
+    heads_ = heads;  // for prefills adopt() sets the same: a device needs no register for it
     Line<Params, Team> line(p_, z_, team_, s_, tiles_, heads);
     line.lay(has_several_);
     return line;
   }
 
-  // Shares prefills of all heads out among so many CTAs; whether there are decodes, too, matters to
-  // others that stand in its place.
+  // Shares prefills of all heads out among `ctas` CTAs. Whether there are no decodes (is_alone)
+  // matters only to classes that replace this one, such as DealtPrefills.
   WL_FN void share(Line<Params, Team>& line, int ctas, bool /* is_alone */) {
     line.share(ctas);
     adopt(line, 1);
   }
 
-  // Takes boundaries that have been found, for so many lines.
+  // Takes the boundaries of `line` for `lines` equal lines.
   WL_FN void adopt(const Line<Params, Team>& line, int lines) {
     lines_ = lines;
     slices_ = line.slices();
@@ -57,12 +58,11 @@ class RolePlan : public QueryTiles<K, Team> {
     const CutCount line = cuts_of_line();
     return {lines_ * (items() + line.cuts), lines_ * line.opens, lines_ * (line.cuts + line.opens)};
   }
-  // How many lists there are, and how many items CTAs have for their own: none as long as no
-  // boundaries were taken.
+  // Numbers of own and shared lists, and of items in CTAs' own lists: 0 before adopt().
   WL_FN OwnAndShared lists() const { return {lines_ * slices_.own, lines_ * slices_.shared}; }
   WL_FN int own_items() const { return slices_.own > 0 ? lines_ * items_before(slices_.own) : 0; }
 
-  // Writes where the lists of all slices begin.
+  // Writes where the lists of all slices begin (cta_indptr).
   WL_FN void write_indptr(const Offsets& offsets = {}) {
     offsets_ = offsets;
     const Range lines = {0, lines_};
@@ -73,14 +73,14 @@ class RolePlan : public QueryTiles<K, Team> {
     });
   }
 
-  // A host writes slice by slice; a device writes pieces and whole items side by side, by
-  // different warps, and openings with what comes first in a list.
+  // A host writes slice by slice. On a device, different warps write pieces and whole items side by
+  // side; the thread that writes the first item of a list also writes the list's opening.
   WL_FN void write_items(const Offsets& offsets = {}) {
     offsets_ = offsets;
     if constexpr (Team::kIsHost) {
       write_in_order();
     } else {
-      run_of_item_ = Steps<int>(run());  // kept from before, it would take registers
+      run_of_item_ = Steps<int>(run());  // kept since adopt(), it would take registers
       team_.each_line(slices(), lines_, [&](int i, Range lines) { write_pieces(i, lines); });
       write_side_by_side();
     }
@@ -89,7 +89,7 @@ class RolePlan : public QueryTiles<K, Team> {
  private:
   using Base::p_, Base::z_, Base::team_, Base::s_, Base::batch_, Base::tiles_, Base::has_several_;
 
-  // Numbers the cuts along the line, and finds the key of each.
+  // Numbers the cuts along the line, and finds the key of each cut.
   WL_FN void count_cuts() {
     const Range mine = team_.range(slices() + 1);
     wide found = 0, total = 0;
@@ -99,7 +99,7 @@ class RolePlan : public QueryTiles<K, Team> {
       before += cut_at(i);
       s_.counts[i] = {int(before), int(before >> 32)};
     });
-    // apart, for the mask takes all registers that a device has
+    // in a loop of its own, for the mask takes all registers that a device has
     team_.each(mine, [&](int i) {
       if (marks_[i].visible == 0) return;
       s_.cut_key[i] = key_after(tile_head(marks_[i].item).tile, marks_[i].visible);
@@ -107,13 +107,13 @@ class RolePlan : public QueryTiles<K, Team> {
     team_.sync();
   }
 
-  // Read again where they are asked for: a device has no registers for them.
+  // Counts of a whole line. They are read again at each use: a device has no registers for them.
   WL_FN CutCount cuts_of_line() const {
     return slices_.own > 0 ? s_.counts[slices()] : CutCount{0, 0};
   }
 
-  // 1 for a boundary that cuts an item where none before it does, and 2^32 if none before it cuts
-  // that item at all.
+  // Lower half: 1 if boundary i makes a new cut in an item. Upper half (2^32): 1 if boundary i is
+  // also the first to cut that item.
   WL_FN wide cut_at(int i) const {
     const Mark mark = marks_[i];
     if (mark.visible == 0) return 0;
@@ -123,7 +123,7 @@ class RolePlan : public QueryTiles<K, Team> {
   }
 
   WL_FN int slices() const { return slices_.own + slices_.shared; }
-  // The list of the CTA at this line of slice i.
+  // The number of the list of slice i on this line.
   WL_FN int list_index(int i, int line) const {
     const int cta = i * lines_ + line, own = lines_ * slices_.own;
     return cta < own ? z_.own_lists + offsets_.cta + cta : z_.shared_lists + cta - own;
@@ -131,8 +131,9 @@ class RolePlan : public QueryTiles<K, Team> {
   // Items before slice i on one line.
   WL_FN int items_before(int i) const { return marks_[i].item + s_.counts[i].cuts; }
 
-  // The CTAs of one slice: how many items they have; whether the first is what is left of one that
-  // is cut before it, and whether the next is the begin of one that no boundary cuts before.
+  // A slice: its first item on the first line, and its items on each line. lead: 1 if its first
+  // item is the rest of an item that its begin cuts. opens: 1 if it has the first piece of an item
+  // that its end is the first boundary to cut.
   struct Slice {
     int begin, items, lead, opens;
   };
@@ -144,8 +145,8 @@ class RolePlan : public QueryTiles<K, Team> {
             last.visible > 0 && (last.item > first.item || first.visible == 0)};
   }
 
-  // The tile and the head of an item. Runs of items on the line are the tiles of a head, or the
-  // heads of a tile; an item is at `within` in run `number`.
+  // The tile and the head of an item. A line consists of runs: all tiles of a head, or all heads of
+  // a tile. An item is at place `within` of run `number`.
   struct TileHead {
     int tile, head;
   };
@@ -168,7 +169,7 @@ class RolePlan : public QueryTiles<K, Team> {
     return item;
   }
 
-  // The first item of the CTA at this line of slice i, of which `work` is that of the first line.
+  // Writes the opening of slice i's list on this line; `work` is its item on the first line.
   WL_FN void write_opening(int i, int line, const WorkItem& work) {
     Opening<K>& opening = reinterpret_cast<Opening<K>*>(p_.openings)[list_index(i, line)];
     opening.item = work;
@@ -176,13 +177,13 @@ class RolePlan : public QueryTiles<K, Team> {
     opening.segment = batch_.template segment<Segment>(work.segment);
   }
 
-  // What a thread alone knows on its way along the line.
+  // State of a single thread (a host) that walks along the line.
   struct Walk {
-    int run;                     // its items
+    int run;                     // items of a run
     int slot, merge;             // of the next piece; of the item that was cut last
     int number = 0, within = 0;  // of the next item, as in `tile_head`
     TileHead cut = {0, 0};       // the item that was cut last
-    int first_slot = 0;          // of its pieces
+    int first_slot = 0;          // of that item's pieces
   };
   WL_FN TileHead next(Walk& walk) const {
     const TileHead found = tile_head(walk.number, walk.within);
@@ -190,8 +191,8 @@ class RolePlan : public QueryTiles<K, Team> {
     return found;
   }
 
-  // All items in their order on the line: what the last boundary cut is known at the next, and
-  // nothing is looked for.
+  // Writes all items in their order on the line. The walk remembers the item that the last boundary
+  // cut, so nothing has to be searched.
   WL_FN void write_in_order() {
     Walk walk{run(), offsets_.slot, offsets_.merge - 1};
     for (int i = 0, end = slices(); i < end; ++i) write_slice(i, walk);
@@ -216,7 +217,7 @@ class RolePlan : public QueryTiles<K, Team> {
       write_next_piece(here, here.lead, piece, walk);
     }
   }
-  // A thread alone writes faster from neighbour to neighbour than from line to line.
+  // A single thread writes faster to neighbouring items than from line to line.
   WL_FN void write_whole(const Slice& here, Walk& walk) {
     const int pieces = here.lead + here.opens, count = here.items - pieces, lines = lines_;
     WorkItem* const items = reinterpret_cast<WorkItem*>(p_.items) + here.begin + pieces;
@@ -225,7 +226,7 @@ class RolePlan : public QueryTiles<K, Team> {
       team_.copy_items(items, items + line * here.items, count, line);
     }
   }
-  // With its merge, as far as that is known.
+  // Writes a piece, and updates its merge with the slots known so far.
   WL_FN void write_next_piece(const Slice& here, int piece, WorkItem work, Walk& walk) {
     const CutCount all = cuts_of_line();
     const int slots = all.cuts + all.opens, kv_head = work.kv_head, lines = lines_;
@@ -240,7 +241,7 @@ class RolePlan : public QueryTiles<K, Team> {
     ++walk.slot;
   }
 
-  // Those of so many lists, copied: segments and items are there.
+  // Writes the openings of `count` lists: copies of items and segments, which are written.
   WL_FN void write_openings(int list, int count) {
     const auto* const items = reinterpret_cast<const WorkItem*>(p_.items);
     const auto* const segments = reinterpret_cast<const Segment*>(p_.segments);
@@ -253,17 +254,17 @@ class RolePlan : public QueryTiles<K, Team> {
     }
   }
 
-  // All whole items.
+  // Writes all whole items.
   WL_FN void write_side_by_side() {
     const auto first_whole = [this](int i) { return marks_[i].item + (marks_[i].visible > 0); };
     int i = -1;  // slice of the item; items ascend
     const auto write_whole = [&](int item, Range lines) {
       if (i < 0) i = last_not_above(slices(), item, first_whole);
       while (i + 1 < slices() && first_whole(i + 1) <= item) ++i;
-      if (marks_[i + 1].item <= item) return;  // it is cut
+      if (marks_[i + 1].item <= item) return;  // the item is cut
       const Slice here = slice(i);
       const WorkItem work = item_of(item);
-      const int before = here.opens + item - marks_[i].item;  // items of the CTA
+      const int before = here.opens + item - marks_[i].item;  // items of the list before this one
       for (int line = lines.begin; line < lines.end; ++line) {
         write(here.begin + before + line * here.items, work, work.kv_head + line);
         if (before == 0) write_opening(i, line, work);
@@ -272,7 +273,7 @@ class RolePlan : public QueryTiles<K, Team> {
     team_.each_line(items(), lines_, write_whole, slices());
   }
 
-  // The partial items of slice i, which come first in each CTA, and the merge that one opens.
+  // Writes slice i's partial items, which come first in each list, and the merge that it opens.
   WL_FN void write_pieces(int i, Range lines) {
     const Slice here = slice(i);
     if (here.items == 0) return;
@@ -283,7 +284,9 @@ class RolePlan : public QueryTiles<K, Team> {
     }
   }
 
-  // The piece before boundary i + 1 opens its item; the one that leads ends there, or before.
+  // Writes a piece of slice i. One that leads is the rest of an item that boundary i cuts, up to
+  // the next boundary or the item's end. Any other piece begins the item that the next boundary
+  // cuts.
   WL_FN void write_piece(int i, const Slice& here, int piece, bool leads, Range lines) {
     const int item_index = leads ? marks_[i].item : marks_[i + 1].item;
     WorkItem work = item_of(item_index);
@@ -302,7 +305,7 @@ class RolePlan : public QueryTiles<K, Team> {
     });
   }
 
-  // The merge of the item that boundary i is the first to cut.
+  // Writes the merge of the item that boundary i is the first to cut.
   WL_FN void write_merge(int i, Range lines) {
     const CutCount count = s_.counts[i];
     const auto item = [this, i](int further) { return marks_[i + further].item; };

@@ -6,7 +6,7 @@
 
 namespace warploom {
 
-// `Prefills` is a `RolePlan` that may have other ways, too.
+// `Prefills` is `RolePlan` or a class derived from it that may partition prefills in another way.
 template <class K, class Team, class Prefills = RolePlan<K, Team>>
 class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> {
   using Params = typename K::Params;
@@ -22,7 +22,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
  private:
   using Base::p_, Base::team_;
 
-  // Lines of prefills are shared, and never cut by options.
+  // Lines of prefills are cut by Line::share; they never have several options of boundaries.
   WL_FN static RoleShape shape_of_prefills(const Params& p) {
     RoleShape z = shape_of_all(p);
     z.max_slices = kPrefillLists * p.active_ctas;
@@ -31,7 +31,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
     z.shared_lists = kSharedPrefills * p.num_ctas;
     return z;
   }
-  // Each CTA has a slice of a line, which is the best of the options, or shared ones besides.
+  // Each decoding CTA has one slice of a line, by the best of the options, or shared ones besides.
   WL_FN static RoleShape shape_of_decodes(const Params& p) {
     RoleShape z = shape_of_all(p);
     z.rows = p.decode_rows, z.keys = p.decode_keys;
@@ -52,7 +52,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
     return status == PlanStatus::kGood ? decode_.template count_tiles<false>() : status;
   }
 
-  // Prefills of all heads lie on one line. Decodes have the first CTAs, prefills those behind.
+  // Prefills of all heads lie on one line. Decodes have the first CTAs, prefills the next ones.
   WL_FN void assign() {
     prefill_.ask_mask();
     decode_.ask_mask();  // before there are lines, which would take up registers
@@ -72,7 +72,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
     }
   }
 
-  // CTAs that prefill, of all that are active; see `RolePrices.ctas`. A single one has both roles.
+  // How many of the active CTAs prefill; see `RolePrices.ctas`. A single CTA has both roles.
   WL_FN int prefill_ctas(wide prefill, wide decode) const {
     const int active = p_.active_ctas;
     if (prefill == 0 || decode == 0) return prefill > 0 ? active : 0;
@@ -86,22 +86,22 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
     return int(max(wide(1), min(taken, wide(active - 1))));
   }
 
-  // Lines of decodes on so many CTAs; see `Grid.of`.
+  // Lines of decodes on `ctas` CTAs; see `Grid.of`.
   WL_FN Grid grid_of(int ctas) const {
     const int heads = p_.num_kv_heads;
     const bool has_each = ctas % heads * p_.per_idle_cta <= ctas && heads <= ctas;
     return has_each ? Grid{heads, 1, ctas / heads} : Grid{1, heads, ctas};
   }
 
-  // Items of prefills that CTAs have, then decodes that they have, then shared prefills, then
-  // shared decodes; slots of decodes come last.
+  // Order of items in the plan: prefills that CTAs own, decodes that CTAs own, shared prefills,
+  // shared decodes. Slots and merges of decodes come behind those of prefills.
   WL_FN Offsets of_prefills() const { return {first_prefill_, 0, decode_.own_items(), 0, 0}; }
   WL_FN Offsets of_decodes() const {
     const PlanTotals prefills = prefill_.totals();
     return {0, prefill_.own_items(), prefills.items, prefills.slots, prefills.merges};
   }
 
-  // Writes what a kernel reads first, and without which it does nothing.
+  // Writes the header and cta_indptr, which a kernel reads first and without which it does nothing.
   WL_FN void sign(PlanStatus status) {
     const bool is_good = status == PlanStatus::kGood;
     PlanTotals totals = {0, 0, 0};
@@ -126,7 +126,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
     fill_between(prefills, decodes, totals.items);
   }
 
-  // Lists without items, which lie behind those that have some.
+  // Fills cta_indptr for empty lists, before, between and behind the lists with items.
   WL_FN void fill_between(const OwnAndShared& prefills, const OwnAndShared& decodes, int items) {
     const int first = first_prefill_, ctas = p_.num_ctas;
     const int own_items = prefill_.own_items(), own = own_items + decode_.own_items();
@@ -146,7 +146,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
 
   Prefills prefill_;
   RolePlan<K, Team> decode_;
-  int first_prefill_ = 0;  // CTA
+  int first_prefill_ = 0;  // first CTA that prefills
 };
 
 }  // namespace warploom

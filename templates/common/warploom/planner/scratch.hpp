@@ -1,4 +1,4 @@
-// Where the planner keeps what it has worked out; codegen/planner_source.py knows the size.
+// Scratch memory of the planner; codegen/planner_source.py computes its size.
 #pragma once
 
 #include <warploom/planner/memory.hpp>
@@ -6,12 +6,12 @@
 
 namespace warploom {
 
-// A boundary between two CTAs of a line: an item, and its visible key tiles that come before.
+// A boundary between two slices of a line: an item, and its visible key tiles that come before.
 struct Mark {
   int item, visible;
 };
 
-// Cuts, and split items, up to a boundary.
+// Numbers of cuts and of split items up to a boundary.
 struct CutCount {
   int cuts, opens;
 };
@@ -19,7 +19,7 @@ struct CutCount {
 struct Scratch {
   wide* begin;       // [tiles + 1, the last unused] where the items of a line begin
   wide* sort;        // [2 * tiles that are sorted]
-  Mark* marks;       // [max_marks]; of options, [kOptions][slices + 1]
+  Mark* marks;       // [max_marks]; with options [kOptions][slices + 1]
   CutCount* counts;  // [slices + 1]
   Range* keys;       // [tiles] visible keys
   int* visible;      // [tiles] visible key tiles
@@ -27,7 +27,7 @@ struct Scratch {
   int* order;        // [tiles] tile at each place of a line
   int* first_tile;   // [segments + 1]
   int* cut_key;      // [slices + 1] key at which a boundary cuts its item
-  char* end;         // where another may begin
+  char* end;         // where another Scratch may begin
 
   WL_FN Scratch(const RoleShape& z, char* memory) {
     Memory free(memory);
@@ -45,14 +45,13 @@ struct Scratch {
   }
 };
 
-// Quotients by one size. Dividing is slow, and who asks for values in order mostly stays in the
-// step found last.
+// Quotients by one divisor. Division is slow, and successive values mostly have the same quotient.
 template <class Number>
 class Steps {
  public:
   WL_FN explicit Steps(Number size) : size_(size) {}
 
-  // Of what is not negative.
+  // `value` is not negative.
   WL_FN int of(Number value) {
     if (value < begin_ || value - begin_ >= size_) {
       found_ = int(quotient(value, size_));
@@ -66,7 +65,7 @@ class Steps {
   int found_ = 0;
 };
 
-// The last of `count` ascending values that is not above `wanted`; value(0) is not.
+// Index of the last of `count` ascending values that is not above `wanted`; value(0) is not.
 template <class Value, class Wanted>
 WL_FN int last_not_above(int count, Wanted wanted, const Value& value) {
   int low = 0, high = count;

@@ -1,29 +1,29 @@
-// What the plan of a role is cut into, and where it lies in the whole plan.
+// Sizes of the plan of one role, and its place in the whole plan.
 #pragma once
 
 #include <warploom/planner/batch.hpp>
 
 namespace warploom {
 
-constexpr int kOptions = 4;  // for the boundaries of a line
+constexpr int kOptions = 4;  // candidate sets of boundaries for a line
 
-// What is known before there is a batch.
+// What is known about a role before there is a batch.
 struct RoleShape {
   int rows, keys;                          // of a tile
   int fixed, per_tile, grain, partial;     // costs; see scheduler/model/cost.py
-  int few, snap, max_tiles, max_requests;  // as in the parameters
-  int max_slices, max_marks;               // room for slices of a line, and for boundaries
+  int few, snap, max_tiles, max_requests;  // as in Params
+  int max_slices, max_marks;               // capacities: slices of a line, and boundaries
   int role;
-  int least_rows, most_rows;    // fused rows of the segments that take it
-  int own_lists, shared_lists;  // begin there: one for each CTA, and those that CTAs claim
+  int least_rows, most_rows;    // fused rows of a segment that takes the role
+  int own_lists, shared_lists;  // first list that a CTA owns; first shared list
 
-  // Query tiles of a segment with so many fused rows.
+  // Query tiles of a segment with `fused` fused rows; 0 if it takes another role.
   WL_FN int tiles_of(int fused) const {
     return fused >= least_rows && fused <= most_rows ? quotient(fused - 1, rows) + 1 : 0;
   }
 };
 
-// Of the only role of a plan, which all segments take.
+// The shape of a plan's only role, which all segments take.
 template <class Params>
 WL_FN RoleShape shape_of_all(const Params& p) {
   RoleShape z = {};
@@ -42,13 +42,13 @@ struct Grid {
   int lines, heads, slices;
 };
 
-// What CTAs have for their own, and what they claim: slices of a line, or lists of a role.
+// Counts of what CTAs own and of what they claim: slices of a line, or lists of a role.
 struct OwnAndShared {
   int own, shared;
 };
 
-// What is added to the numbers of a role's CTAs, items, slots and merges; items of lists that CTAs
-// claim lie apart. A plan that has no other role begins with all of them.
+// Added to the numbers of a role's CTAs, items, slots and merges. Items in shared lists are
+// numbered apart from items in CTAs' own lists. All offsets are 0 in a plan of one role.
 struct Offsets {
   int cta = 0, item = 0, shared_item = 0, slot = 0, merge = 0;
 };

@@ -1,5 +1,5 @@
-// What the planner asks the mask about a tile of query rows: which keys, and how many key tiles.
-// The same answers as runtime/planning/visibility.py gives, by the same analysis.
+// Asks the mask which keys a tile of query rows sees, and how many key tiles.
+// runtime/planning/visibility.py gives the same answers by the same analysis.
 #pragma once
 
 namespace warploom {
@@ -14,7 +14,7 @@ class MaskOracle {
   using Variant = typename K::Variant;
 
  public:
-  // A tile of a request with so many query rows and keys, which are cut into tiles of `keys`.
+  // A query tile of a request with q_len query rows and kv_len keys; key tiles have `keys` keys.
   WL_FN MaskOracle(const Params& p, int keys, const QueryTile& tile, int q_len, int kv_len)
       : p_(p), keys_(keys), kv_len_(kv_len), info_{tile.segment,  0, q_len, kv_len, p.num_q_heads,
                                                    p.num_kv_heads} {
@@ -23,7 +23,8 @@ class MaskOracle {
               first + quotient(tile.row_end - 1, p.group_size) + 1};
   }
 
-  // Keys outside of which no row sees any, from a multiple of the key tile on; empty: {0, 0}.
+  // A range that holds all keys that the tile's rows see. It begins at a multiple of the key tile;
+  // {0, 0} if no row sees a key.
   WL_FN Range bounds() {
     Range found{0, kv_len_};
     if constexpr (Variant::kHasLogitsMask) {
@@ -38,10 +39,11 @@ class MaskOracle {
     return begin < end ? Range{quotient(begin, keys_) * keys_, end} : Range{0, 0};
   }
 
-  // Key tiles in a range of whole ones that the kernel will not skip. A decode mostly sees all of
-  // them, and is asked at once. The first tile and the last are asked alone, for masks mostly end
-  // there; of those between, fewer as long as some are seen and some are not: a range's class holds
-  // for its parts.
+  // Number of key tiles in `range`, which begins at a key tile, that the kernel will not skip. A
+  // tile of one query position (a decode) mostly sees all of them, so the whole range is classified
+  // first. Otherwise the first and the last key tile are classified alone, for masks mostly end
+  // there. The key tiles between are classified as one range, which is halved while it is partly
+  // visible: a range's class holds for its parts.
   WL_FN int visible(Range range) {
     if (range.begin >= range.end) return 0;
     const int first = quotient(range.begin, keys_), last = (range.end - 1) / keys_ + 1;
@@ -62,10 +64,10 @@ class MaskOracle {
     return count;
   }
 
-  // The first place, of whole key tiles, with so many visible tiles between it and range.begin.
+  // The first key tile boundary with `wanted` visible key tiles between it and range.begin.
   WL_FN int key_after(Range range, int wanted) {
     const int span = (range.end - range.begin - 1) / keys_ + 1;
-    int low = 0, high = span, before = 0;  // key tiles; fewer than wanted lie before low
+    int low = 0, high = span, before = 0;  // in key tiles; invariant: before < wanted
     while (high - low > 1) {
       const int middle = (low + high) / 2;
       const int begin = range.begin + low * keys_;
@@ -81,7 +83,7 @@ class MaskOracle {
   }
 
  private:
-  // Heads are asked one by one only if the mask tells them apart.
+  // Heads are classified one by one only if the mask depends on the key/value head.
   WL_FN int heads() const { return K::kMaskReadsKvHead ? p_.num_kv_heads : 1; }
   WL_FN TileInfo at(int head) const {
     TileInfo info = info_;

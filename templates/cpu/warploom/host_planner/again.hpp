@@ -10,11 +10,11 @@ namespace warploom {
 
 // What `Again` of runtime/strategies/again.py packs, in this order.
 struct Alike {
-  // picoseconds of a key tile of each role, and of a decode's in a tile of prefills
+  // picoseconds of a key tile: of each role, and of a decode that is computed by the prefill tile
   wide prefill, decode, decode_in_tall;
   int spread, longer;  // `Margins` of codegen/choice/role_cost.py
-  int readers, ctas;   // CTAs among which decodes alone share memory, and all that may get work
-  int heads;           // of keys and values; 0: nobody asks whether two roles pay
+  int readers, ctas;   // decoding CTAs that saturate memory, and all CTAs that may get work
+  int heads;           // key/value heads; 0: is_alike() does not ask whether two roles pay
   RoleSizes sizes;
   int least_requests, most_requests;
   Lengths least, most;
@@ -32,7 +32,7 @@ inline bool lies_between(const Lengths& found, const Lengths& least, const Lengt
 }
 
 // `Forecast.pays` of role_cost.py: whether two roles are faster than one tile, by more than they
-// cost. `Again` asks where 63 bits hold these numbers.
+// cost. `Again` enables this check where 63 bits hold these numbers.
 inline bool two_roles_pay(const Alike& like, const RoleTiles& of_head) {
   const wide decodes = of_head.decodes * like.heads;
   const wide prefill = of_head.prefills * like.heads * like.prefill;
@@ -44,7 +44,7 @@ inline bool two_roles_pay(const Alike& like, const RoleTiles& of_head) {
   return in_turn - at_once > in_turn / like.spread;
 }
 
-// Measures the lengths of a batch; false if it is wrong or another one than the like, whichever.
+// Measures the lengths of a batch; false if the batch is invalid, or if it is not like `like`.
 template <class K>
 bool is_alike(const typename K::Params& p, const Alike& like, Measure& found) {
   if (p.num_requests < like.least_requests || p.num_requests > like.most_requests) return false;
@@ -52,7 +52,7 @@ bool is_alike(const typename K::Params& p, const Alike& like, Measure& found) {
   return like.heads == 0 || two_roles_pay(like, role_tiles<K>(p, like.sizes));
 }
 
-// What is left to do for a batch that is measured and planned in one call.
+// What is left to do for a batch after plan_again().
 enum class Left { kNothing = 0, kAll = -1, kSending = -2 };  // other numbers: `PlanStatus`
 
 // Measures a batch, plans it if it is like another, and sends the plan. `kAll`: no plan was
@@ -65,8 +65,8 @@ int plan_again(const typename K::Params& p, const Alike& like, Measure& found, c
   if (memory == nullptr) return int(Left::kAll);
   auto to_write = planning_to(p, memory);
   const bool is_remote = delivery.is_remote(), has_pages = p.kv_indices != nullptr;
-  // A plan that is written where it is read takes the place of the one before, which replays may
-  // still need: so page numbers are looked at before anything is written.
+  // A plan that is written in place (not remote) overwrites the plan before, which graph replays
+  // may still need. So page numbers are checked before anything is written.
   const bool is_good =
       is_remote ? measure_blocks<true>(to_write, found) : measure_blocks<false>(to_write, found);
   if (!is_good) return int(Left::kAll);

@@ -1,4 +1,4 @@
-// In which order items are dealt: scheduler/partition/ordering.py.
+// The order in which items are dealt: scheduler/partition/ordering.py.
 #pragma once
 
 #include <warploom/planner/query_tiles.hpp>
@@ -30,7 +30,8 @@ class AssigningOrder {
   }
   WL_FN char* scratch_end() const { return scratch_end_; }
 
-  // The longest first, up to the tolerance; of these by segment, head, and rows. Then by section.
+  // Writes items in order: the longest first, up to the tolerance; items of like cost by segment,
+  // head and rows. If there are sections, the items are then sorted by section.
   WL_FN void lay(DealtItem* items, wide mean) {
     const int tiles = tiles_.tiles();
     const wide grade = max(wide(1), mean / p_.tolerance);
@@ -53,7 +54,7 @@ class AssigningOrder {
   }
 
  private:
-  // Whether several tiles read the same keys, and the cache does not hold them all.
+  // Whether several tiles read the same keys on average, and the cache does not hold all keys.
   WL_FN bool has_sections() const {
     const wide rows = wide(p_.qo_indptr[p_.num_requests]) * p_.group_size;
     return p_.section_keys > 0 && rows >= wide(p_.sharing_tiles) * p_.rows * p_.num_requests;
@@ -80,7 +81,7 @@ class AssigningOrder {
     reorder(items, const_cast<wide*>(sorted), count);
   }
 
-  // Follows the cycles of a permutation, since items have no second place.
+  // Permutes items in place, cycle by cycle, since there is no second array of items.
   WL_FN static void reorder(DealtItem* items, wide* from, int count) {
     for (int i = 0; i < count; ++i) {
       if (from[i] < 0) continue;

@@ -1,6 +1,5 @@
-// Tiles dealt in the order of `AssigningOrder`, and levelled: longest_first.py and balance.py of
-// scheduler/partition/, on a host. A device would find little in it that threads can do side by
-// side.
+// Deals tiles in the order of `AssigningOrder`, and levels loads: longest_first.py and balance.py
+// of scheduler/partition/, on a host. On a device the threads would find little to do in parallel.
 #pragma once
 
 #include <warploom/host_planner/assigning_order.hpp>
@@ -16,7 +15,7 @@ class Dealing {
   using Tiles = QueryTiles<K, Team>;
 
  public:
-  // Of these tiles, to `active_ctas` of these parameters.
+  // Deals `tiles` to the `active_ctas` CTAs of `p`.
   WL_FN Dealing(const Params& p, Tiles& tiles, Team& team, char* memory)
       : p_(p),
         tiles_(tiles),
@@ -27,9 +26,10 @@ class Dealing {
 
   WL_FN char* scratch_end() const { return level_.scratch_end(); }
 
-  // Gives all items to CTAs, once the mask was asked. Pieces that level them are those of the CTA
-  // that has least to do. Or some are left for whoever is done, each in a list of its own: pieces,
-  // or if there are none, the last item of each CTA that has several.
+  // Gives all items to CTAs; call it after ask_mask(). Pieces that level loads go to the CTAs with
+  // the least to do. With leaves_some they become shared lists of one piece each instead, for CTAs
+  // that are done early; if there are no pieces, so does the last item of each CTA that has
+  // several.
   WL_FN void assign(bool leaves_some) {
     items_ = tiles_.tiles() * p_.num_kv_heads;
     wide total = 0;
@@ -52,7 +52,7 @@ class Dealing {
   WL_FN OwnAndShared lists() const { return {p_.active_ctas, shared_}; }
   WL_FN int own_items() const { return totals().items - shared_; }
 
-  // Where lists of CTAs, and shared ones, begin, from these on.
+  // Writes where own lists begin, from list `own` on, and shared lists, from list `shared` on.
   WL_FN void write_indptr(int own, int shared, const Offsets& offsets) {
     const int ctas = p_.active_ctas;
     for (int cta = 0; cta <= ctas; ++cta) s_.count[cta] = 0;
@@ -65,8 +65,8 @@ class Dealing {
     for (int i = 0; i < shared_; ++i) p_.cta_indptr[shared + i] = behind + i;
   }
 
-  // Partial items come first in each list: that whose end was cut off, then pieces; then others.
-  // Where lists begin was written; of slots and merges those of this role are the first.
+  // Writes items and merges after write_indptr(). In each list partial items come first: the item
+  // whose end was cut off, then pieces. This role's slots and merges are the plan's first.
   WL_FN void write_items(int own, int shared) {
     for (int i = 0; i < shared_; ++i) s_.place[s_.order[i]] = p_.cta_indptr[shared + i];
     write_owners();
@@ -83,7 +83,7 @@ class Dealing {
     }
     for (int cta = 0, begin = p_.cta_indptr[own]; cta < p_.active_ctas; ++cta) {
       if (begin < s_.count[cta]) write_opening(own + cta, items()[begin]);
-      begin = s_.count[cta];  // lists have been filled: there the next begins
+      begin = s_.count[cta];  // the list is full: the next one begins there
     }
     for (int i = 0; i < shared_; ++i) write_opening(shared + i, items()[s_.place[s_.order[i]]]);
   }
@@ -93,14 +93,14 @@ class Dealing {
 
   using Item = DealtItem;
   struct Arrays {
-    wide* queue;    // [ctas + 1] `queued` loads; behind them one that is above all
-    wide* by_size;  // [4 * ctas] pieces
+    wide* queue;    // [ctas + 1] `queued` loads; the last entry is above all
+    wide* by_size;  // [4 * ctas] shared pieces or items, and room to sort them
     Item* items;    // [items] in the order in which they are assigned
-    int* last;      // [ctas] the last item of each
-    int* count;     // [ctas + 1] lists begin there
-    int* dealt;     // [ctas] how many items each has
-    int* order;     // [2 * ctas] pieces that are shared, or CTAs whose last item is; longest first
-    int* place;     // [2 * ctas] where each lies among items
+    int* last;      // [ctas] the last item of each CTA
+    int* count;     // [ctas + 1] where the next item of each CTA's list goes
+    int* dealt;     // [ctas] how many items each CTA has
+    int* order;     // [2 * ctas] shared pieces, or CTAs whose last item is; longest first
+    int* place;     // [2 * ctas] index of each shared piece or item among items
     char* level;
 
     WL_FN Arrays(const Params& p, char* memory) {
@@ -120,7 +120,7 @@ class Dealing {
 
   WL_FN wide cost(int tile) const { return cost_of_item(p_, tiles_.visible(tile)); }
 
-  // Every item, in order, to the CTA with the least load; of equal ones to the first (Algorithm 1).
+  // Gives every item, in order, to the (first) CTA with the least load (Algorithm 1).
   WL_FN void deal() {
     const int ctas = p_.active_ctas;
     for (int i = 0; i < ctas; ++i) {
@@ -142,7 +142,7 @@ class Dealing {
     }
   }
 
-  // Which child is less nobody foresees, so that is a sum and no branch.
+  // Which child is less cannot be predicted, so it is chosen by a sum and not by a branch.
   WL_FN void replace_least(wide code) {
     const int ctas = p_.active_ctas;
     int at = 0;
@@ -155,7 +155,7 @@ class Dealing {
     s_.queue[at] = code;
   }
 
-  // Finds what CTAs leave for others.
+  // Finds the pieces, or whole items, that CTAs leave to be claimed.
   WL_FN void leave() {
     const auto add = [this](int visible, int number) {
       s_.by_size[shared_++] = wide(0x7fffffff - visible) << 32 | number;
@@ -172,7 +172,7 @@ class Dealing {
     const wide* const falling = team_.sort(s_.by_size, shared_);
     for (int i = 0; i < shared_; ++i) s_.order[i] = int(falling[i]);
   }
-  // Whether it is the last item of a CTA that leaves that one.
+  // Whether this is a CTA's last item, and the CTA leaves it whole to be claimed.
   WL_FN bool is_left(int item) const {
     const int cta = s_.items[item].cta;
     return leaves_whole_ && s_.last[cta] == item && s_.dealt[cta] > 1;
@@ -202,14 +202,14 @@ class Dealing {
     for (int i = 0, merge = -1; i < level_.pieces(); ++i) {
       const auto& piece = level_.piece(i);
       merge += level_.opens(i);
-      const int slot = i + merge + 1;  // one before the first piece is the owner's
+      const int slot = i + merge + 1;  // the slot before the first piece's is the owner's
       const Item& item = s_.items[s_.last[piece.owner]];
       WorkItem work = tiles_.work(item.tile, item.head);
       work.kv_begin = key_after(i);
       if (piece.end < tiles_.visible(item.tile)) work.kv_end = key_after(i + 1);
       work.slot = slot;
       work.merge = merge;
-      if (shared_ > 0) {  // pieces then
+      if (shared_ > 0) {  // then the pieces are shared
         items()[s_.place[i]] = work;
       } else {
         write(piece.cta, work);
@@ -242,7 +242,7 @@ class Dealing {
   AssigningOrder<K, Team> order_;
   Arrays s_;
   Levelling<Params> level_;
-  int items_ = 0, shared_ = 0;  // lists that are shared
+  int items_ = 0, shared_ = 0;  // shared lists
   bool leaves_whole_ = false;
 };
 

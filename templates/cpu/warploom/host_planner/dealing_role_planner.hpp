@@ -20,7 +20,7 @@ class DealtPrefills : public RolePlan<K, Team> {
         shared_lists_(shape.shared_lists),
         params_(for_dealing(p)),
         dealing_(params_, *this, team, Base::scratch_end()) {}
-  DealtPrefills(const DealtPrefills&) = delete;  // its parts refer to it
+  DealtPrefills(const DealtPrefills&) = delete;  // members refer to this object
 
   WL_FN char* scratch_end() const { return dealing_.scratch_end(); }
 
@@ -48,14 +48,14 @@ class DealtPrefills : public RolePlan<K, Team> {
   }
 
  private:
-  // What items cost where they are dealt.
+  // The parameters with the costs of items that are dealt.
   WL_FN static Params for_dealing(const Params& p) {
     Params dealt = p;
     dealt.fixed = p.dealt_fixed, dealt.per_tile = p.dealt_per_tile;
     dealt.grain = p.dealt_grain, dealt.partial = p.dealt_partial;
     return dealt;
   }
-  // Beside decodes.
+  // Whether prefills beside decodes are dealt (decision 0062).
   WL_FN bool are_dealt(const Line<Params, Team>& line, int ctas) const {
     if (ctas < params_.fewest_dealers || line.items() > params_.most_dealt * ctas) return false;
     const bool is_better =
@@ -63,7 +63,7 @@ class DealtPrefills : public RolePlan<K, Team> {
     return is_better && !line.is_short(ctas);
   }
 
-  int own_lists_, shared_lists_;  // begin there
+  int own_lists_, shared_lists_;  // the first list of each kind
   Params params_;
   Dealing<K, Team> dealing_;
   bool is_dealt_ = false;

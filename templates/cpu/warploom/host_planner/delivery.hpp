@@ -1,5 +1,5 @@
-// Brings a plan from memory of the host to its device, in the call that wrote it: from Python the
-// same functions of the driver take several times as long to reach as to run.
+// Copies a plan from host memory to its device, in the call that wrote it: from Python the same
+// driver functions take several times as long to reach as to run.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +11,11 @@ struct Delivery {
   using Address = unsigned long long;  // on the device
   static constexpr int kStages = 4;
   struct Stage {
-    void* event;  // behind the last copy of what lies there
+    void* event;  // recorded behind the last copy from `memory`
     int* memory;  // null: too short for the plan
   };
 
-  // Of the driver, 0 if nothing is wrong; null where plans are written to where they are read.
+  // Driver functions, which return 0 on success; null where plans are written in place.
   int (*exchange_capture_mode)(int* mode);  // of this thread
   int (*is_capturing)(void* stream, int* status);
   int (*is_done)(void* event);
@@ -23,22 +23,22 @@ struct Delivery {
   int (*copy_to_device)(Address to, const void* from, std::size_t bytes, void* stream);
   int (*copy_on_device)(Address to, Address from, std::size_t bytes, void* stream);
   int (*record)(void* event, void* stream);
-  Address target;  // of the plan
+  Address target;  // where the plan goes
   void* stream;
-  Address pages;  // page numbers that stay on the device; 0: the plan holds them
+  Address pages;  // page numbers that lie on the device; 0: the plan holds them
   Stage stages[kStages];
-  int last;  // that was taken
+  int last;  // the stage that was taken last
 
   bool is_remote() const { return copy_to_device != nullptr; }
 
-  // Memory to write a plan to, which no copy reads: the last, which caches hold, if its copy is
-  // done, or else the next, whose copy is waited for. Null where nothing may be sent, where it is
-  // too short, or where the driver cannot tell.
+  // Returns memory to write a plan to, which no copy reads: the last stage, which CPU caches hold,
+  // if its copy is done; else the next stage, after waiting for its copy. Null if nothing may be
+  // sent (the stream is being captured), if the memory is too short, or if a driver call fails.
   int* take() {
     if (!is_remote()) return stages[last].memory;
     int status = 0;
     if (is_capturing(stream, &status) != 0 || status != 0) return nullptr;
-    int mode = kRelaxed;  // or asking would break the capture of another thread
+    int mode = kRelaxed;  // else the queries would break another thread's capture
     if (exchange_capture_mode(&mode) != 0) return nullptr;
     const bool is_free = may_write_to_last();
     exchange_capture_mode(&mode);
@@ -46,7 +46,7 @@ struct Delivery {
   }
 
   // Enqueues the copies of a plan and of its `count` page numbers. False if the driver refuses one;
-  // all may be enqueued again then. `Params` say where the plan lies, and if it has the numbers.
+  // all may be enqueued again then. `p` says where the plan lies; has_pages: with page numbers.
   template <class Params>
   bool send(const Params& p, int count, bool has_pages) const {
     const auto before = sizeof(int) * (p.indices - p.header), of_pages = sizeof(int) * count;
@@ -69,7 +69,7 @@ struct Delivery {
 };
 static_assert(sizeof(Delivery) == 19 * 8, "18 numbers of 64 bits, one of 32, and 4 bytes");
 
-// The same parameters for a plan that is to lie elsewhere.
+// `p` for a plan at `memory`.
 template <class Params>
 Params planning_to(const Params& p, int* memory) {
   int* Params::* const parts[] = {&Params::header,   &Params::cta_indptr, &Params::openings,

@@ -1,18 +1,18 @@
-// What lies above the mean load is cut off the last items and given to CTAs below: `level` of
-// scheduler/partition/balance.py.
+// Cuts what exceeds the mean load off CTAs' last items, and gives it to CTAs below the mean:
+// `level` of scheduler/partition/balance.py.
 #pragma once
 
 #include <warploom/planner/memory.hpp>
 
 namespace warploom {
 
-// Cut from the end of an owner's last item, for another CTA; in its visible key tiles.
+// Cut from the end of the owner's last item for another CTA; in the item's visible key tiles.
 struct Piece {
   int owner, cta, begin, end;
 };
 
-// A load and its CTA as one number, of which the lesser load is less, and of equal ones the first
-// CTA: bits are split faster than numbers are divided. Loads have 47 of them.
+// A load and its CTA as one number, ordered by load, then by CTA. To split bits is faster than to
+// divide. Loads have 47 bits.
 constexpr int kCtaBits = 16;
 WL_FN wide queued(wide load, int cta) { return load << kCtaBits | cta; }
 WL_FN wide load_of(wide code) { return code >> kCtaBits; }
@@ -36,7 +36,7 @@ class Levelling {
   // Visible key tiles of the last item of a CTA; to be set before `find`.
   WL_FN int& tiles(int cta) { return tiles_[cta]; }
 
-  // Looks for pieces: loads as `queued`, in ascending order.
+  // Finds pieces. `queue` has the loads as `queued`, in ascending order.
   WL_FN void find(const wide* queue, wide mean) {
     const int ctas = p_.active_ctas;
     count_ = owners_ = 0;
@@ -50,7 +50,8 @@ class Levelling {
     grain_ = wide(p_.per_tile) * p_.grain;
     piece_ = wide(p_.fixed) + p_.partial;
     opening_ = (piece_ + grain_ - 1) / grain_;
-    // With less than `kept` no CTA is left: a lower limit cuts, and the largest load stays.
+    // `kept` is the most load that a CTA keeps whatever it gives. A lower limit would cut items
+    // without lowering the largest load.
     wide kept = mean + mean / p_.tolerance;
     for (int i = 0; i < ctas; ++i) {
       const wide most = max(tiles_[ctas_[i]] / p_.grain - 1, 0);
@@ -69,7 +70,7 @@ class Levelling {
   WL_FN bool gives(int cta) const { return gives_[cta] != 0; }
 
  private:
-  // Grains that the CTA at this place gives, and has room for.
+  // Grains that the CTA at place i gives under a limit, and grains that it has room for.
   WL_FN wide given(int i, wide limit) const {
     if (loads_[i] <= limit) return 0;
     const wide above = loads_[i] + p_.partial - limit;
@@ -91,7 +92,7 @@ class Levelling {
     return needed + opening_ * (givers - 1) <= rooms;
   }
 
-  // The lowest in [begin, end) that fits, if all above one that fits do.
+  // Finds the lowest limit in [begin, end) that fits, if all limits above a fitting one fit.
   WL_FN bool lowest_fitting(wide begin, wide end, wide& found) const {
     while (begin < end) {
       const wide step = (end - begin + p_.tried - 1) / p_.tried;
@@ -107,8 +108,9 @@ class Levelling {
     return false;
   }
 
-  // Grains of all owners end to end over the rooms, the emptiest CTA first, cut at each end. In
-  // front of each part but the first lie `opening` grains, which take room and are nobody's.
+  // Lays the grains of all owners end to end over the rooms, the emptiest CTA first, and cuts at
+  // each end. In front of each part but the first lie `opening_` grains, which take room but belong
+  // to no piece.
   WL_FN void lay_out(wide limit) {
     const int ctas = p_.active_ctas;
     const auto next = [&](int i, auto value) {

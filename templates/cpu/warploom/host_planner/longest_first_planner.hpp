@@ -1,4 +1,4 @@
-// Plans a batch by dealing its tiles to CTAs.
+// Plans a batch by dealing its tiles to CTAs, the longest first.
 #pragma once
 
 #include <warploom/host_planner/dealing.hpp>
@@ -33,7 +33,7 @@ class LongestFirstPlanner : public PlannerBase<K, Team, LongestFirstPlanner<K, T
     const bool has_items = status == PlanStatus::kGood && tiles_.tiles() > 0;
     const PlanTotals totals = has_items ? dealing_.totals() : PlanTotals{0, 0, 0};
     *reinterpret_cast<typename K::PlanHeader*>(p_.header) = this->header(status, totals);
-    const int idle = has_items ? dealing_.lists().own : 0;  // the first without work
+    const int idle = has_items ? dealing_.lists().own : 0;  // the first CTA without work
     if (has_items) dealing_.write_indptr(0, 0, {});
     this->fill_indptr(idle, p_.num_ctas + 1, totals.items);
   }

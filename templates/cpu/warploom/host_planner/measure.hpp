@@ -11,11 +11,11 @@ struct Lengths {
   int busy_requests, q_rows, total_q_rows, longest_q, max_kv_len, num_blocks;
 };
 struct Measure : Lengths {
-  int kv_extent;  // where there are page numbers, these are to be read for it
+  int kv_extent;  // with page numbers it comes from these: measure_blocks()
 };
 
-// Lengths of all requests; false if `Batch::check` would refuse one. Which, and what for, is not
-// asked here, so that the loop has no branches and compilers turn it into vectors.
+// Measures all requests; false if `Batch::check` would refuse one. It does not find out which one
+// or why, so the loop has no branches and compilers vectorise it.
 template <bool kIsPaged, class Params>
 bool measure_lengths(const Params& p, Measure& found) {
   const int *const qo = p.qo_indptr, *const kv = p.kv_indptr;
@@ -56,12 +56,12 @@ bool measure_lengths(const Params& p, Measure& found) {
                                            : measure_lengths<false>(p, found);
 }
 
-// Reads page numbers once, if they lie here, and copies them to the plan on the way if asked to.
+// Reads page numbers once, if they lie in host memory, and with kCopies copies them to the plan.
 // False if one is negative, or the largest that 32 bits hold.
 template <bool kCopies, class Params>
 bool measure_blocks(const Params& p, Measure& found) {
   if (p.storage != int(Storage::kPaged) || p.kv_indices == nullptr) return true;
-  unsigned last = 0;  // unsigned, negative numbers are the largest
+  unsigned last = 0;  // as unsigned, negative numbers are the largest
   const int* const blocks = p.kv_indices;
   [[maybe_unused]] int* const __restrict copy = p.indices;
   const int count = found.num_blocks;
@@ -75,14 +75,14 @@ bool measure_blocks(const Params& p, Measure& found) {
   return true;
 }
 
-// Reads all lengths and page numbers; `found` counts only if nothing is wrong.
+// Reads all lengths and page numbers; `found` is valid only if the result is true.
 template <class Params>
 bool measure(const Params& p, Measure& found) {
   return measure_lengths(p, found) && measure_blocks<false>(p, found);
 }
 
-// What runtime/formats/batch.py calls so, in its order: the tiles that a batch of prefills and
-// decodes would have.
+// `RoleSizes` and `RoleTiles` of runtime/formats/batch.py, with fields in the same order: the tiles
+// that a batch of prefills and decodes would have.
 struct RoleSizes {
   int few_rows, rows, keys, decode_keys;
 };
@@ -90,7 +90,7 @@ struct RoleTiles {
   wide prefills, decodes;
 };
 
-// Key tiles from the first that a tile of query rows sees to the last.
+// Number of key tiles from the first to the last that a query tile sees.
 template <class K>
 int span(const typename K::Params& p, const QueryTile& tile, int keys) {
   const Batch<typename K::Params> batch{p};

@@ -13,7 +13,7 @@ WL_FN bool leaves_garbage(const Columns<K>& columns, const Visit& visit) {
   return C::kBulk && !visit.is_full() && (C::kColumnPositions || columns.count < C::kKeys);
 }
 
-// Makes such values of a staged tile zeros, by kThreads threads side by side.
+// Zeroes such values of a staged tile; kThreads threads share the work.
 template <int kThreads, class K, class Half>
 WL_FN void clear_absent(const Columns<K>& columns, Half* values) {
   using S = Sizes<K>;

@@ -1,4 +1,4 @@
-// How many arrivals complete a phase of each barrier, by who copies and transforms.
+// How many arrivals complete a phase of each barrier, which depends on the threads that take part.
 #pragma once
 
 #include <warploom/hopper/shared.cuh>
@@ -17,13 +17,13 @@ struct Arrivals {
   static constexpr int kItem = kBulk ? kBulkQueryThreads : kProducerThreads;
   static constexpr int kConsumers = K::Config::kRows / 64 * kTellers<128>;
   static constexpr int kTransformer = kHasTransformer<K> ? kTellers<128> : 0;
-  // Of items: besides them, a warp each for keys and for values.
+  // Readers of an item: these two, and a warp each that copies keys and values.
   static constexpr int kReaders = kConsumers + kTransformer + (kBulk ? 2 * kTellers<kWarpSize> : 0);
-  static constexpr int kQueries = kItem;  // by the same threads
+  static constexpr int kQueries = kItem;  // copied by the same threads
   static constexpr int kValues = kBulk ? 1 : 2 * kProducerThreads;
   // Each lane that wrote positions arrives for itself.
   static constexpr int kKeys = kValues + (kBulk && K::Config::kColumnPositions ? kWarpSize : 0);
-  // On the barriers that consumers wait for.
+  // Arrivals on the barriers that consumers wait for.
   static constexpr int kChangers = Shared<K>::kWidensAhead ? kConsumers : kTransformer;
   static constexpr int kFullQueries = Shared<K>::kLandsQueries ? kTransformer : kQueries;
   static constexpr int kFullKeys = (Shared<K>::kLandsKeys ? kChangers : kKeys) + kColumnThreads;

@@ -1,4 +1,4 @@
-// How warps tell each other in shared memory, and the barriers there are.
+// How warps signal each other by barriers in shared memory, and rings of buffers.
 #pragma once
 
 #include <warploom/device/named_barriers.cuh>
@@ -9,9 +9,9 @@
 namespace warploom::hopper {
 
 // How many arrivals kThreads threads make when they are done with something. Each warp arrives for
-// itself, so that nothing moves on while one of its threads still reads or waits, whatever the
-// other warps do. compute-sanitizer's racecheck counts only the threads that arrive themselves, so
-// it gets kernels of its own, in which all do.
+// itself once all its threads are done, so no barrier completes while one of them still reads or
+// waits, whatever the other warps do. compute-sanitizer's racecheck credits only the threads that
+// arrive themselves, so it gets kernels of its own, in which all threads arrive.
 #ifdef WARPLOOM_RACECHECK
 template <int kThreads>
 constexpr int kTellers = kThreads;
@@ -21,15 +21,16 @@ WL_FN void barrier_tell(Barrier* barrier) { barrier_arrive(barrier); }
 template <int kThreads>
 constexpr int kTellers = kThreads / kWarpSize;
 
-// By the first thread, whose number is read anew: kept, it would cost a register, and an election
-// (elect.sync) costs norms with RoPE 3 % of their time.
+// The warp's first thread arrives. Its number is read anew: kept, it would cost a register, and an
+// election (elect.sync) costs norms with RoPE 3 % of their time.
 WL_FN void barrier_tell(Barrier* barrier) {
   __syncwarp();
   if (cta_thread() % kWarpSize == 0) barrier_arrive(barrier);
 }
 #endif
 
-// What ordinary instructions wrote to shared memory, the tensor cores may read when all have told.
+// As barrier_tell, after ordinary writes to shared memory: once all have arrived, the tensor cores
+// may read what was written.
 WL_FN void barrier_publish(Barrier* barrier) {
   fence_async_proxy();
   barrier_tell(barrier);

@@ -13,7 +13,7 @@ class BulkProducer {
   using S = Sizes<K>;
   using C = typename K::Config;
   using Element = typename C::Element;
-  // A whole tile, or what one block has of it, as the launch's tensor maps say.
+  // Tokens of a box, as in the launch's tensor maps: a whole tile, or one block's part of it.
   static constexpr int kBoxTokens = C::kBoxTokens;
   static_assert(C::kKeys % kBoxTokens == 0 && kBoxTokens % 8 == 0,
                 "a box begins on a whole swizzle pattern of 8 rows");

@@ -1,5 +1,5 @@
-// What hooks on logits keep of each key (`Variant::ColState`), worked out ahead of the consumers
-// and put beside the keys.
+// Per-key state of hooks on logits (`Variant::ColState`), computed ahead of the consumers and
+// stored beside the keys.
 #pragma once
 
 #include <warploom/hopper/arrivals.cuh>
@@ -8,7 +8,7 @@
 
 namespace warploom::hopper {
 
-// Works out what the hooks on logits keep of each key, for the two warps that copy queries.
+// Computes the per-key state of hooks on logits; run by the two warps that copy queries.
 template <class K>
 class ColumnProducer {
   using C = typename K::Config;
@@ -21,7 +21,7 @@ class ColumnProducer {
     const auto of_tile = Variant::tile_state(item.p, item.tile());
     KeyWalk<K> walk(item, 0);
     for (Visit visit = walk.next(); visit.exists(); visit = walk.next()) {
-      // What is loaded is on its way before there is room.
+      // Loads are issued before the wait for room.
       const bool is_read = Variant::kHasLogitsTransform || !visit.is_full();
       typename Variant::ColState states[kOwn];
 #pragma unroll

@@ -67,8 +67,8 @@ class Consumer {
     attend(item, rows, softmax, output);
     OutputWriter<K>::write(item, softmax, output);
     merge_if_last(item);
-    // For the compiler: without it, more of what items share stays in registers over all of them,
-    // and norms of 192 lanes and more spill.
+    // For the compiler: without this barrier it keeps more values that items share in registers
+    // across items, and norms of 192 lanes and more spill.
     sync_warpgroup();
     barrier_tell(&barriers_.item_empty[item_ring_.stage]);
     item_ring_.advance();
@@ -109,9 +109,9 @@ class Consumer {
       Mma::template wait<1>();
       finish_scores(item, rows, bias, next, next_one, scores, softmax);
       const bool moved = follow(softmax, scores, rescale);
-      // The product with the values before is done by now, or almost: waiting here frees its left
-      // operand, so that exponentials are rounded into it as they come. (The compiler hoists the
-      // wait within its block, which the rare branch in follow() begins.)
+      // The product with the values before is done by now, or almost. Waiting here frees its left
+      // operand, so that exponentials are rounded into these registers as they are computed. (The
+      // compiler hoists the wait within its block, which the rare branch in follow() begins.)
       finish_output(values, output);
       if (moved) Softmax<K>::scale_rows(output, rescale);
       weigh(softmax, scores, probabilities);
@@ -127,14 +127,14 @@ class Consumer {
     if constexpr (Variant::kSoftmax) softmax.finish();
   }
 
-  // Of an item without a visible key.
+  // The output of an item without a visible key.
   WL_FN void leave_zeros(typename Mma::Output& output) const {
     barrier_tell(&barriers_.q_empty[query_ring_.stage]);
 #pragma unroll
     for (int i = 0; i < S::kDimV / 2; ++i) (&output[0][0][0])[i] = 0.0f;
   }
 
-  // From the product of a tile, which is done with its keys, to what the softmax takes.
+  // Releases the tile's keys, and turns the finished product into what the softmax takes.
   WL_FN void finish_scores(const Item<K>& item, const ThreadRows<K>& rows,
                            const LinearBias<K>& bias, const Visit& visit, int slot,
                            typename Mma::Scores& scores, Softmax<K>& softmax) const {
@@ -143,7 +143,7 @@ class Consumer {
     bias.add(item, rows, columns(item, visit, slot), scores, softmax);
   }
 
-  // Most tiles need nothing of it, and pass by one jump: each waits for instructions.
+  // Most tiles need none of this and skip it by one jump: each jump waits for instructions.
   WL_FN static void transform_scores(const Item<K>& item, const ThreadRows<K>& rows,
                                      const Columns<K>& columns, const Visit& visit,
                                      typename Mma::Scores& scores) {
@@ -153,14 +153,14 @@ class Consumer {
     }
   }
 
-  // Whether what was summed before these scores is to be scaled, and by what.
+  // Whether the sums before these scores must be rescaled, and by which factors.
   WL_FN static bool follow(Softmax<K>& softmax, const typename Mma::Scores& scores,
                            float (&rescale)[Softmax<K>::kRows]) {
     if constexpr (Variant::kSoftmax) return softmax.template follow<kLazyMargin>(scores, rescale);
     return false;
   }
 
-  // From scores to the left operand of the product with values.
+  // Turns scores into the left operand of the product with values.
   WL_FN static void weigh(Softmax<K>& softmax, typename Mma::Scores& scores,
                           typename Mma::Probabilities& probabilities) {
     if constexpr (Variant::kSoftmax) {
@@ -174,7 +174,7 @@ class Consumer {
     Mma::pack(scores, probabilities);
   }
 
-  // Waits for the product that was started last; nobody needs its values any more.
+  // Waits for the product that was started last, and releases its values.
   WL_FN void finish_output(const Ring<C::kStages>& values, typename Mma::Output& output) const {
     Mma::template wait<0>();
     Mma::fence(output[0]);
@@ -194,7 +194,7 @@ class Consumer {
   }
   WL_FN void sync_warpgroup() const { named_sync(kWarpgroupBarrier + warpgroup_, 128); }
 
-  // What ordinary instructions wrote to shared memory, the tensor cores may read now.
+  // Lets the tensor cores read what all consumers wrote to shared memory by ordinary instructions.
   WL_FN void publish_to_all() const {
     fence_async_proxy();
     shared_.sync();
@@ -214,8 +214,8 @@ class Consumer {
     publish_to_all();
   }
 
-  // While products run, so that the next ones find 16-bit numbers: the values of a tile, and the
-  // keys of the one behind it. What keys that do not exist hold, the mask hides.
+  // Widens tiles while products run, so that the next products find 16-bit numbers: the values of a
+  // tile, and the keys of the tile behind it. Absent keys may become anything: the mask hides them.
   WL_FN void widen_ahead(const Columns<K>& columns, const Visit& visit) {
     if constexpr (Shared<K>::kWidensAhead) {
       const Ring<C::kStages>& ring = value_ring_;
@@ -243,13 +243,14 @@ class Consumer {
           item, shared_.queries(query_ring_.stage), unknown_thread(threadIdx.x));
       publish_to_all();
     } else if constexpr (!Shared<K>::kLandsQueries) {
-      // Rows came by cp.async, whose threads have waited for them and told the barrier. What this
-      // thread has waited for, its fence orders before its products, whoever wrote it.
+      // Rows came by cp.async; the copying threads waited for them and arrived on the barrier. This
+      // thread's fence orders everything that the thread has waited for before its products,
+      // whichever thread wrote it.
       fence_async_proxy();
     }
   }
 
-  // The tile of keys that comes next, when it is there.
+  // Waits for the next tile of keys, and returns which tile it is.
   WL_FN Visit wait_keys(const Item<K>& item, int slot) const {
     barrier_wait(&barriers_.k_full[ring_.stage], ring_.phase);
     const Visit visit = barriers_.visits[ring_.stage];
@@ -266,15 +267,15 @@ class Consumer {
     barrier_wait(&barriers_.v_full[ring.stage], ring.phase);
     if constexpr (Shared<K>::kLandsValues) return;  // absent values are zeros
     typename C::Element* staged = shared_.values(ring.stage);
-    // Unless keys are listed, the last tile of an item alone lacks some: a loop over the others has
-    // no code for it.
+    // Unless keys are listed, only the last tile of an item lacks some: the loop over the other
+    // tiles has no code for that.
     const bool may_lack_some = C::kColumnPositions || visit.is_last();
     const bool clears =
         !ValueStaging<K>::kWidens && may_lack_some && leaves_garbage(columns, visit);
     // All warpgroups write the same zeros, so that none waits for another.
     if (clears) clear_absent<128>(columns, staged);
     if constexpr (kChangesValues) {
-      if (clears) shared_.sync();  // rows that do not exist are read, too, by other threads
+      if (clears) shared_.sync();  // other threads read the absent rows, too
       change<ValueStaging<K>>(item, staged, columns);
     } else if constexpr (C::kBulk) {
       if (clears) {
@@ -290,7 +291,7 @@ class Consumer {
   typename Shared<K>::Barriers& barriers_;
   int warpgroup_;
   Mma mma_;
-  Ring<C::kStages> ring_, key_ring_, value_ring_;  // of products, and of what was widened
+  Ring<C::kStages> ring_, key_ring_, value_ring_;  // of products; of widened keys and values
   Ring<C::kQueryStages> query_ring_;
   Ring<Shared<K>::kItemStages> item_ring_;
   int slot_ = 0;

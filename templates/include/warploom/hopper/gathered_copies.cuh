@@ -30,7 +30,7 @@ class GatherProducer {
     int block = block_of(item, visit.begin() + row);
     while (visit.exists()) {
       const Visit next = walk.next();
-      const int next_block = block_of(item, next.begin() + row);  // a tile ahead
+      const int next_block = block_of(item, next.begin() + row);  // looked up a tile ahead
       const int token = (visit.begin() + row) % C::kBlockKv, at = TokenSlots<C>::of(block);
       const int kv_pos = C::kColumnPositions ? (block < 0 ? -1 : block * C::kBlockKv + token)
                                              : item.facts().kv_pos + visit.begin() + row;
@@ -63,7 +63,7 @@ class GatherProducer {
   }
 
  private:
-  // Of a token, in halfwords; strides that matter are multiples of 16 bytes.
+  // Offset of a token in halfwords; strides that matter are multiples of 16 bytes.
   WL_FN static long long offset(int block, int token, long long block_stride,
                                 long long token_stride) {
     if (block < 0) return kAbsent;
@@ -74,7 +74,7 @@ class GatherProducer {
     return reinterpret_cast<half_t*>(tile);
   }
 
-  // Once for the copies, when they are complete, and once for ordinary stores.
+  // Arrives twice: for the copies, when they are complete, and for ordinary stores.
   WL_FN static void arrive(Barrier* full) {
     arrive_after_copies(full);
     barrier_arrive(full);

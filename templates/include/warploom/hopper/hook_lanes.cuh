@@ -1,5 +1,5 @@
-// How threads share the rows that they transform in place, where registers are few: beside
-// accumulators, and in a group that gave most of its own away.
+// How threads share the rows that they transform in place where registers are few: in consumers,
+// beside accumulators, and in a warpgroup that gave most of its registers away.
 #pragma once
 
 #include <warploom/hooks/tile_transform.cuh>
@@ -8,12 +8,12 @@
 namespace warploom::hopper {
 
 // How many lanes of a panel a thread transforms at a time. Half a vector in twice the rows is the
-// same work and takes half the registers, for what is kept of lanes and for the row under way. That
-// pays where the lanes' partners would take as many registers again, for wide heads, and where both
-// keys and values are transformed or scores wait meanwhile. A quarter is taken where wide heads
-// leave even less beside their accumulators: scores wait, keys are reduced over many panels, or
-// keys were gathered, for which producers keep more registers. Queries are transformed before there
-// are accumulators, and half a vector is always little enough for them.
+// same work, and needs half the registers for per-lane states and for the row under way. That pays
+// where the lanes' partners would take as many registers again, for wide heads, and where both keys
+// and values are transformed or scores are in registers meanwhile. A quarter is taken where wide
+// heads leave even fewer registers beside their accumulators: scores are in registers, keys are
+// reduced over many panels, or keys were gathered, for which producers keep more registers. Queries
+// are transformed before there are accumulators: half a vector is always little enough.
 template <class Hook, class K>
 struct HookLanes {
   static constexpr bool kIsValue = cute::is_same_v<Hook, ValueHook<K>>;
@@ -32,9 +32,8 @@ struct HookLanes {
   using States = LaneStates<Hook, K, kCount>;
 };
 
-// A thread's number that the compiler knows nothing about, so that it computes what is kept of
-// lanes where that is constructed, instead of once for all items, which would hold registers
-// meanwhile.
+// Hides a thread's number from the compiler, so that it computes per-lane states where they are
+// constructed. Otherwise it would compute them once for all items and hold registers meanwhile.
 WL_FN unsigned unknown_thread(unsigned thread) {
   asm volatile("" : "+r"(thread));
   return thread;

@@ -20,25 +20,26 @@ class ItemOpener {
   WL_FN bool has_next() const { return index_ < list_.end; }
   WL_FN Item<K> open_next(const typename K::Params& p, Shared<K> shared, unsigned thread) {
     auto& barriers = shared.barriers();
-    // With one slot, nobody may write the next item while another thread reads this one: consumers
-    // give a slot back as soon as they have no more use for it.
+    // With one slot, no thread may write the next item while another opener still reads this one:
+    // consumers give a slot back as soon as they have no more use for it.
     if constexpr (Shared<K>::kItemStages == 1) named_sync(kOpenersBarrier, kThreads);
     barrier_wait(&barriers.item_empty[ring_.stage], ring_.phase ^ 1);
     shared.item_stage = ring_.stage;
     const Item<K> item{p, shared};
     item.open({next_, segment(p)}, index_, thread, kThreads);
     is_first_ = false;
-    named_sync(kOpenersBarrier, kThreads);  // they read what they opened
+    named_sync(kOpenersBarrier, kThreads);  // the openers read the item, too
     barrier_arrive(&barriers.item_full[ring_.stage]);
     ring_.advance();
     ++index_;
-    // On its way while queries are copied.
+    // This load is in flight while queries are copied.
     if (has_next()) next_ = load_record<typename K::WorkItem>(p.items, index_);
     return item;
   }
 
  private:
-  // Read when it is needed, to spare registers; the first one came with its item's cache line.
+  // The segment is read when it is needed, to spare registers. The first item's segment came with
+  // the item's cache line.
   WL_FN typename K::Segment segment(const typename K::Params& p) const {
     if (is_first_) return load_first_opening<K>(p, list_.number).segment;
     return load_record<typename K::Segment>(p.segments, next_.segment);

@@ -11,7 +11,7 @@
 
 namespace warploom::hopper {
 
-// Consumers, producer, transformer; codegen/attention/hopper_registers.py shares the registers.
+// Runs consumers, producer, transformer; codegen/attention/hopper_registers.py divides registers.
 template <class K, class BeforeWork>
 WL_FN void run_groups(const typename K::Params& p, Shared<K> shared, const BeforeWork& await) {
   using C = typename K::Config;

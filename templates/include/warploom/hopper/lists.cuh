@@ -1,5 +1,5 @@
-// Which lists of work items a CTA goes through: its own, or, in a launch of two roles, its own of
-// prefill and then those that any CTA may claim, until none is left.
+// Which lists of work items a CTA works through: its own list; in a launch of two roles its own
+// prefill list, then shared lists, which any CTA may claim, until none is left.
 #pragma once
 
 #include <warploom/hopper/arrivals.cuh>
@@ -9,12 +9,12 @@ namespace warploom::hopper {
 
 // Warps meet at barriers from several places in the code (named_meet).
 
-// Who draws the lists that a CTA claims: the threads that open items and ask for keys, when they
-// have asked for all keys of the list before. So the next is opened while the last tiles are on
-// their way or computed with, and no CTA holds a list for longer than that. What is drawn has two
-// places, by turns.
+// The threads that draw the lists that a CTA claims: those that open items and issue copies of
+// keys, once they have issued all copies of keys of the list before. So the next list is opened
+// while the last tiles are in flight or computed with, and no CTA holds a claimed list for longer
+// than that. Numbers of drawn lists go to two places in turn.
 struct Drawers {
-  // With tensor copies a warp asks for values alone, and is told.
+  // With tensor copies one warp copies only values; it does not draw (see Told).
   template <class K>
   static constexpr int kThreads = kProducerThreads - (K::Config::kBulk ? kWarpSize : 0);
 
@@ -22,18 +22,18 @@ struct Drawers {
   WL_FN static unsigned next_list(const typename K::Params& p, Shared<K> shared, int draw) {
     constexpr unsigned kConsumers = Sizes<K>::kThreads;
     const int place = draw % 2;
-    // The place is free once the others have read what was drawn there before, as they do when they
-    // come to that list.
+    // The place is free once the other threads have read the list that was drawn into it before;
+    // they read it when they begin that list.
     if (draw >= 2) named_meet(kListReadBarrier + place, kConsumers + kProducerThreads);
     if (threadIdx.x == kConsumers) shared.drawn().template claim_prefills<K>(p, place);
     named_meet(kListBarrier, kThreads<K>);
-    __syncwarp();  // who claimed has come back to its warp, as the next asks
+    __syncwarp();  // the claiming thread rejoins its warp, as the next call requires
     named_arrive(kListDrawnBarrier + place, kConsumers + kProducerThreads);
     return shared.drawn().list(place);
   }
 };
 
-// Those that compute, and who asks for values, are told.
+// The threads that learn which list was drawn: consumers, and the warp that copies values.
 struct Told {
   template <class K>
   WL_FN static unsigned next_list(const typename K::Params&, Shared<K> shared, int draw) {
@@ -46,7 +46,7 @@ struct Told {
   }
 };
 
-// Does work(list) for one list after another, by all threads of a side.
+// Calls work(list) for one list after another; all threads of a side (Drawers or Told) call this.
 template <class Side, class K, class Work>
 WL_FN void for_each_list(const typename K::Params& p, Shared<K> shared, const Work& work) {
   if constexpr (!ClaimsLists<K>::kDoes) {

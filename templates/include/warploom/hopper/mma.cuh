@@ -24,7 +24,7 @@ class WarpgroupMma {
  public:
   using Scores = typename WarpMma<K>::Scores;
   using Output = typename WarpMma<K>::Output;
-  // Probabilities as the left operand: per 16 keys four registers of two.
+  // Probabilities as the left operand: for each 16 keys four registers, each of two numbers.
   using Probabilities = unsigned[C::kKeys / 16][4];
 
   WL_FN WarpgroupMma(Shared<K> shared, int group) : shared_(shared), warpgroup_(group) {}

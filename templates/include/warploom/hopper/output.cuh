@@ -1,5 +1,5 @@
-// From a consumer's accumulators to memory: each warp has 16 rows, and a part of the slab in which
-// rows become whole.
+// Writes a consumer's accumulators to memory. Each warp has 16 rows and a part of the slab, in
+// which threads put whole rows together.
 #pragma once
 
 #include <cute/arch/copy_sm90.hpp>
@@ -87,7 +87,7 @@ class OutputWriter {
         words[i] = warploom::pack(Element{}, output[0][block][2 * half] * scales[half],
                                   output[0][block][2 * half + 1] * scales[half]);
       }
-      // Lanes 8 i to 8 i + 7 say where the rows of block m + i go.
+      // Lanes 8 i to 8 i + 7 give the addresses of the rows of block m + i.
       const int own = m + Fragments<K>::lane() / 8;
       const int row = Fragments<K>::lane() % 8 + own % kHalves * 8;
       auto& to =

@@ -1,9 +1,9 @@
-// The producer warpgroup, which works ahead of the consumers, and who does what in it.
+// The producer warpgroup, which works ahead of the consumers, and what each of its warps does.
 //
 // Bulk mode (storage in blocks of 8 tokens and more, or affine): one warp issues tensor copies of
 // keys, one those of values, and two open items and gather queries. These two do not wait for room
-// for keys, so that the next item is open long before it is needed, unless they also work out what
-// hooks on logits keep of each key. Gather mode (smaller blocks): all four warps do everything
+// for keys, so that the next item is open long before it is needed, unless they also compute the
+// per-key state of hooks on logits. Gather mode (smaller blocks): all four warps do everything
 // together.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace warploom::hopper {
 
-// Copies keys or values of the items that others open, by one warp.
+// Copies keys or values of the items that other warps open; run by one warp.
 template <bool kOfValues, class K>
 WL_FN void produce_in_bulk(const typename K::Params& p, Shared<K> shared) {
   BulkProducer<K, kOfValues> tokens;

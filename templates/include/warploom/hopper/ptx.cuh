@@ -30,7 +30,7 @@ WL_FN void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Its memory may be used for something else then.
+// Ends a barrier; its memory may be used for something else then.
 WL_FN void barrier_end(Barrier* barrier) {
   asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(cute::cast_smem_ptr_to_uint(barrier))
                : "memory");
@@ -99,7 +99,7 @@ WL_FN void tma_load(const void* map, Barrier* barrier, void* smem, int column, i
       : "memory");
 }
 
-// The same of what will hardly be read again: it makes room in L2 first.
+// The same for data that will hardly be read again: L2 evicts it first.
 WL_FN void tma_load_once(const void* map, Barrier* barrier, void* smem, int column, int token,
                          int head, int block) {
   if constexpr (!kHintsL2) return tma_load(map, barrier, smem, column, token, head, block);

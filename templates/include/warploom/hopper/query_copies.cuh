@@ -49,7 +49,7 @@ class QueryProducer {
   template <class Rows>
   WL_FN static void copy_rows(const typename C::Element* from, const Rows& rows, int left,
                               typename C::Element* to, unsigned thread) {
-#pragma unroll 4  // not all, as RowCopy::copy does: registers would hold the places of all rounds
+#pragma unroll 4  // RowCopy::copy unrolls all: here registers would hold the places of all
     for (int round = 0; round < Copy::kRounds; ++round) {
       const bool exists = round * Copy::kRoundRows < left;
       Copy::copy_row(from + rows.offset(round), exists, to, thread, round);

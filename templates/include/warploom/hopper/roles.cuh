@@ -1,7 +1,7 @@
-// Prefill and decode in one launch (POD-Attention): each CTA streams its list of decode items with
-// a tile of few rows, and those that it claims, and then does what there is of prefill as any
-// Hopper kernel. The plan mostly gives a CTA one of the two, so that some SMs read memory while
-// others compute.
+// Prefill and decode in one launch (POD-Attention). Each CTA first streams its list of decode
+// items, and the shared decode lists that it claims, with a tile of few rows. Then it works through
+// its prefill items as any Hopper kernel does. The plan mostly gives a CTA only one of the two, so
+// that some SMs read memory while others compute.
 #pragma once
 
 #include <warploom/hopper/kernel.cuh>
@@ -10,8 +10,8 @@
 
 namespace warploom::hopper {
 
-// A decode tile whose keys come by tensor maps of the boxes that the prefill tile has, where they
-// can.
+// The arena of a decode tile. If the decode tile can use the boxes of the prefill tile's tensor
+// maps, tensor copies bring its keys.
 template <class K, bool kHasBoxes = kInBoxes<typename K::Config>>
 struct DecodeArena : warploom::DecodeArena<K> {};
 template <class K>
@@ -19,18 +19,19 @@ struct DecodeArena<K, true> : warploom::DecodeArena<K> {
   using Pipeline = TensorPipeline<K>;
 };
 
-// Whether the multiprocessor should decode if `share` of 2^16 do. They lie evenly over groups that
-// share a way to L2 (GPCs), which carries 600 GB/s on an H200, the reads of 12 that decode:
-// neighbouring pairs are of different groups, and every sixteenth is of the same one.
+// Whether an SM should decode if share / 2^16 of the SMs do. These are spread evenly over groups
+// (GPCs), whose SMs share a path to L2, which carries 600 GB/s on an H200: the reads of 12 SMs that
+// decode. Neighbouring pairs of SMs are in different groups, every sixteenth SM is in the same one.
 WL_FN bool should_decode(unsigned sm, unsigned share) {
-  constexpr unsigned kGolden = 40503;  // of 2^16: multiples of it lie evenly
+  constexpr unsigned kGolden = 40503;  // golden ratio, of 2^16: its multiples lie evenly
   const unsigned place = sm / 16 * kGolden + sm % 2 * 0x8000u + sm % 16 / 2 * 0x2000u;
   return (place & 0xffffu) < share;
 }
 
-// A number for this CTA: those that want to decode take numbers from the first on, the others from
-// the last; one counter holds how many of both have drawn, and who finds that none is left of a
-// kind has a number of the other. The last to draw leaves zero.
+// Draws a number for this CTA. CTAs that want to decode take numbers from the first on, the others
+// from the last backwards. One counter holds how many CTAs of either kind have drawn. If a kind has
+// more CTAs than numbers, the surplus CTAs get numbers of the other kind. The last CTA to draw
+// leaves the counter at zero.
 WL_FN unsigned draw_number(int& counter, bool decodes) {
   auto* drawn = reinterpret_cast<unsigned*>(&counter);
   const unsigned before = atomicAdd(drawn, decodes ? 1u : 0x10000u);
@@ -39,8 +40,8 @@ WL_FN unsigned draw_number(int& counter, bool decodes) {
   return decodes ? from_first : gridDim.x - 1 - from_last;
 }
 
-// Which CTA of the plan this one is: the first ones decode, and which multiprocessors have these
-// only they know. Where none decode, or all, nobody waits for a number.
+// Finds which CTA of the plan this one is. The plan's first CTAs decode, but only a running CTA
+// knows its SM. If no CTA decodes, or all do, no CTA waits for a number.
 template <class K>
 WL_FN void draw_cta(const typename K::Params& p, Shared<K> shared) {
   if (threadIdx.x == 0) {

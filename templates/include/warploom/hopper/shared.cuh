@@ -1,4 +1,4 @@
-// What lies where in the CTA's dynamic shared memory, by the table of codegen/attention/hopper.py.
+// Layout of the CTA's dynamic shared memory, by the table of codegen/attention/hopper.py.
 #pragma once
 
 #include <warploom/hopper/barrier.cuh>
@@ -9,7 +9,7 @@
 
 namespace warploom::hopper {
 
-// Whether a warpgroup of its own transforms what was staged; else consumers do.
+// Whether a separate warpgroup (the transformer) transforms staged tiles; else consumers do.
 template <class K>
 constexpr bool kHasTransformer = K::Config::kTransformer;
 
@@ -29,36 +29,36 @@ struct Shared {
                     ValueStaging<K>::kChanges,
                 "a group that transforms has something to do");
 
-  // With two tiles of queries, the producer copies those of the next item while the consumers are
-  // at the one before. An item is open one earlier, for that takes three loads in a row.
+  // With two tiles of queries, the producer copies the next item's queries while the consumers are
+  // at the item before. It opens an item one earlier, since that takes three loads in a row.
   static constexpr int kItemStages = C::kQueryStages == 1 ? 1 : C::kQueryStages + 1;
   struct StagedItem {
     ItemFacts<K> facts;
     Row<K> rows[C::kRows];
   };
-  // Without such a group consumers widen 8-bit keys and values a tile ahead, if no hook transforms
-  // either.
+  // Without a transformer, consumers widen 8-bit tiles a tile ahead, if no hook transforms them.
   static constexpr bool kWidensAhead = S::kNarrowKv && !kHasTransformer<K> &&
                                        !KeyStaging<K>::kTransforms && !ValueStaging<K>::kTransforms;
-  // A group widens ahead before it has told that it is done with the tile in front.
+  // A warpgroup widens a tile before it has released the tile in front.
   static_assert(!kWidensAhead || C::kStages >= 2, "with one stage it would wait for itself");
-  // A tile that a group changes, or that is widened ahead, has landed before it is full.
+  // A tile that the transformer changes, or that is widened ahead, has landed before it is full.
   static constexpr bool kLandsQueries = kHasTransformer<K> && Variant::kHasQueryTransform;
-  // Where keys are listed, who transforms values learns their positions with the keys.
+  // Where keys are listed, the transformer learns the values' positions with the keys.
   static constexpr bool kLandsKeys =
       kWidensAhead ||
       (kHasTransformer<K> &&
        (KeyStaging<K>::kChanges || (ValueStaging<K>::kChanges && C::kBulk && C::kColumnPositions)));
   static constexpr bool kLandsValues =
       kWidensAhead || (kHasTransformer<K> && ValueStaging<K>::kChanges);
-  // Of a ring of tiles, and of items. Who copies keys says in `visits` which tile they are.
+  // Barriers of rings of items and tiles. The keys' producer writes to `visits` which tile they
+  // are.
   struct Barriers {
     Barrier item_full[kItemStages], item_empty[kItemStages];
     Barrier q_landed[C::kQueryStages], q_full[C::kQueryStages], q_empty[C::kQueryStages];
     Barrier k_landed[C::kStages], k_full[C::kStages], k_empty[C::kStages];
     Barrier v_landed[C::kStages], v_full[C::kStages], v_empty[C::kStages];
     Visit visits[round_up(C::kStages, 2)];
-    // What copies arrive on.
+    // The barriers that copies arrive on.
     WL_FN Barrier* q_copied(int i) { return kLandsQueries ? q_landed + i : q_full + i; }
     WL_FN Barrier* k_copied(int i) { return kLandsKeys ? k_landed + i : k_full + i; }
     WL_FN Barrier* v_copied(int i) { return kLandsValues ? v_landed + i : v_full + i; }
@@ -66,18 +66,18 @@ struct Shared {
 
   static constexpr int kSlabStride = S::kDimV + 8;
   static constexpr int kSlabRows = S::kThreads / S::kRowThreads;
-  // To make surplus values of a tensor copy zeros costs more than to let the mask hide their keys.
+  // Zeroing surplus values of a tensor copy costs more than letting the mask hide their keys.
   static constexpr bool kMaskHidesRest = true;
-  // While a group waits for numbers of its elements, another multiplies.
+  // While one warpgroup waits for numbers that hooks load, another multiplies.
   static constexpr bool kBranchesAtLoads = true;
-  // Numbers of a thread's keys from tile to tile. Beside lists they left soft-cap too few
-  // registers: it took 1.1 times as long.
+  // Whether a thread keeps the numbers of its keys from tile to tile. With claimed lists too few
+  // registers were left for soft-cap then: it took 1.1 times as long.
   static constexpr bool kKeepsKeys = !ClaimsLists<K>::kDoes;
-  // What the hooks on logits hoist for each key is worked out once for all rows. A composed tile's
-  // rows each see another.
+  // The per-key state of hooks on logits is computed once for all rows; not for composed tiles,
+  // whose rows each need another.
   static constexpr bool kStagesColumns = Variant::kHasColState && !C::kComposed;
   using ColState = typename Variant::ColState;
-  // Both are read after the tile's keys were released.
+  // Positions and column states are read after the tile's keys were released.
   static constexpr int kSlots = C::kColumnPositions || kStagesColumns ? C::kStages + 1 : 0;
   static constexpr int kBytes = At::kBytes;
 
@@ -102,7 +102,7 @@ struct Shared {
   WL_FN Element* values(int stage) const {
     return reinterpret_cast<Element*>(base + At::kValues) + stage * WideValues::kElements;
   }
-  // Where copies go.
+  // Where copies land.
   WL_FN Element* landed_keys(int stage) const { return keys(stage) + KeyStaging<K>::kLandsAt; }
   WL_FN Element* landed_values(int stage) const {
     return values(stage) + ValueStaging<K>::kLandsAt;
@@ -114,13 +114,13 @@ struct Shared {
   WL_FN int* positions(int slot) const {
     return reinterpret_cast<int*>(base + At::kPositions) + slot * C::kKeys;
   }
-  // What the hooks on logits keep of each key of a staged tile.
+  // Per-key state of hooks on logits, for a staged tile.
   WL_FN ColState* column_states(int slot) const {
     return reinterpret_cast<ColState*>(base + At::kColumns) + slot * C::kKeys;
   }
   WL_FN ItemFacts<K>& facts() const { return staged_item().facts; }
   WL_FN Row<K>& row(int r) const { return staged_item().rows[r]; }
-  // Read anew each time: registers are for tiles.
+  // Volatile, to be read anew each time: registers are for tiles.
   WL_FN volatile Drawn& drawn() const { return drawn_in<K>(base); }
   WL_FN Barriers& barriers() const { return *reinterpret_cast<Barriers*>(base + At::kBarriers); }
 
@@ -133,7 +133,7 @@ struct Shared {
   }
 };
 
-// Slot of Shared::positions and column_states for one tile after another.
+// The next slot of Shared::positions and column_states.
 template <class K>
 WL_FN int next_slot(int slot) {
   constexpr int kSlots = Shared<K>::kSlots;

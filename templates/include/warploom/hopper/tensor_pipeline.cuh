@@ -1,5 +1,5 @@
 // The ring of staged tiles of a warp that streams keys (pipeline.cuh), filled by tensor copies: a
-// few lanes ask for whole blocks, so nobody works out where a key is, and no address goes through
+// few lanes copy whole blocks, so no thread computes where a key is, and no address goes through
 // shared memory.
 #pragma once
 
@@ -17,7 +17,7 @@ class TensorPipeline : public TileRing<K, TensorPipeline<K>> {
   using Element = typename C::Element;
   using Unit = half_t;
   using Ring::ahead, Ring::find, Ring::ring_, Ring::stage_;
-  // A copy brings what one block has of a panel.
+  // A copy brings one block's part of a panel.
   static constexpr int kBoxes = S::kStagingKeys / C::kBlockKv;  // of a tile
   static constexpr int kKeyPanels = S::kDimQk / S::kBlock;
   static constexpr int kPanels = kKeyPanels + S::kDimV / S::kBlock;
@@ -31,7 +31,7 @@ class TensorPipeline : public TileRing<K, TensorPipeline<K>> {
 
  public:
   WL_FN TensorPipeline(const Item<K>& item, int index, int end) : Ring(item, index, end) {
-    // Panels of a block lie side by side in memory, and are asked for one after the other.
+    // Panels of a block lie side by side in memory, and neighbouring lanes copy them.
     const int panel = lane() % kPanels, box = lane() / kPanels;
     const bool is_key = panel < kKeyPanels;
     column_ = (is_key ? panel : panel - kKeyPanels) * S::kBlock;
@@ -45,8 +45,8 @@ class TensorPipeline : public TileRing<K, TensorPipeline<K>> {
       barrier_init_fence();
     }
   }
-  // All copies have landed: each tile that was asked for had its turn, and places without a tile
-  // expect no bytes.
+  // All copies have landed by now: each tile that was copied had its turn, and places without a
+  // tile expect no bytes.
   WL_FN void finish() {
     __syncwarp();
     if (lane() == 0) {
@@ -99,7 +99,7 @@ class TensorPipeline : public TileRing<K, TensorPipeline<K>> {
     return barriers + group() * C::kStages + stage;
   }
 
-  // Of the box that this lane asks for; -1 if there is none.
+  // The block of the box that this lane copies; -1 if there is none.
   WL_FN int block_of_box(const Visit& visit) const {
     const int end = ahead().facts().places.end;
     if (first_key_ >= end - visit.begin()) return -1;
@@ -107,12 +107,12 @@ class TensorPipeline : public TileRing<K, TensorPipeline<K>> {
     return __ldg(ahead().p.indices + ahead().facts().index_begin + block);
   }
 
-  // The tile at this place of the ring, of the item that was searched last. Where there is none,
-  // nothing is expected, and the barrier is passed at once.
+  // Copies the tile at this place of the ring, of the item that was searched last. If there is no
+  // tile, no bytes are expected, and the barrier is passed at once.
   WL_FN void copy(int place, int stage) const {
     const int block = blocks_[place];
-    // The bytes are announced before any box is asked for. The ballot also says that all lanes have
-    // read the tile that this one replaces.
+    // The bytes are announced before any box is copied. The ballot also guarantees that all lanes
+    // have read the tile that this one replaces.
     const int boxes = __popc(__ballot_sync(kAllLanes, block >= 0));
     if (lane() == 0) barrier_arrive_expect(landed(stage), boxes * kBoxBytes);
     __syncwarp();
@@ -122,7 +122,8 @@ class TensorPipeline : public TileRing<K, TensorPipeline<K>> {
   }
 
   int phase_ = 0;
-  // Of the box that this lane asks for: where it goes in stage 0, from stage to stage, and what.
+  // The box that this lane copies: its place in stage 0, the distance from stage to stage, its
+  // column and its first key.
   Unit* to_;
   int stage_units_, column_, first_key_;
   const void* map_;

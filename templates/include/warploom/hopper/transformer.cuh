@@ -1,5 +1,5 @@
-// The group that transforms staged queries, keys and values in place, or widens those of 8 bits,
-// between the copies and the products: consumers multiply while the next tile is transformed.
+// The warpgroup that transforms staged queries, keys and values in place, or widens those of 8
+// bits, between the copies and the products: consumers multiply while the next tile is transformed.
 #pragma once
 
 #include <warploom/hooks/sine_recurrence.cuh>
@@ -17,7 +17,7 @@ class Transformer {
   // Rows that a thread has under way: as many as registers hold.
   template <class Hook>
   static constexpr int kBatch = HookLanes<Hook, K>::kPanels <= 2 && Hook::kReductions <= 1 ? 2 : 1;
-  // What is kept for as long as a work item lasts.
+  // State that is kept for as long as a work item lasts.
   template <class Hook, class Tile>
   using Kept = cute::conditional_t<has_sine_recurrence<Hook, K>(),
                                    RecurrentRows<Hook, Tile, C::kKeys, kThreads, K>,
@@ -90,7 +90,7 @@ class Transformer {
     typename C::Element* staged = shared_.values(ring_.stage);
     if (!ValueStaging<K>::kWidens && leaves_garbage(columns, visit)) {
       clear_absent<kThreads>(columns, staged);
-      sync();  // rows that do not exist are read, too, by other threads
+      sync();  // other threads read the absent rows, too
     }
     change<ValueStaging<K>>(item, of_values, staged, columns);
     barrier_publish(&barriers_.v_full[ring_.stage]);

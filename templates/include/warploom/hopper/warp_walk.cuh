@@ -5,9 +5,8 @@
 
 namespace warploom::hopper {
 
-// The same visits as KeyWalk's, for a whole warp. Where classes of tiles are worked out from
-// tensors, each lane asks for another one of 32 tiles, so that the loads of all are waited for
-// once.
+// The same visits as KeyWalk's, for a whole warp. If classes of tiles depend on tensors, each lane
+// classifies a different one of 32 tiles, so that the warp waits once for all their loads.
 template <class K>
 class WarpWalk {
   using C = typename K::Config;
@@ -32,7 +31,7 @@ class WarpWalk {
       class_ = own < left_ ? walk_.classify(begin_ + own) : TileClass::kSkip;
       seen_ = __ballot_sync(kAllLanes, class_ != TileClass::kSkip);
       first_ = begin_;
-      if (left_ > kStep) begin_ += kStep;  // else it may be beyond all ints
+      if (left_ > kStep) begin_ += kStep;  // else it might overflow
       left_ -= kStep;
     }
     const int lane = __ffs(seen_) - 1;
@@ -43,7 +42,7 @@ class WarpWalk {
 
  private:
   KeyWalk<K> walk_;
-  int begin_, left_;      // of the places that no lane has asked for
+  int begin_, left_;      // of the places that no lane has classified
   int first_ = 0;         // place of the first lane's tile
   unsigned seen_ = 0;     // lanes whose tiles are to be visited
   TileClass class_ = {};  // of the lane's tile

@@ -11,8 +11,8 @@
 
 namespace warploom::hopper {
 
-// A staged tile, panels of swizzled rows, as an operand from some place on. Distances are in units
-// of 16 bytes, as in descriptors (PTX ISA, matrix descriptors of wgmma).
+// A staged tile (panels of swizzled rows) as an operand that begins at some place of it. Distances
+// are in units of 16 bytes, as in descriptors (PTX ISA, matrix descriptors of wgmma).
 template <class Tile>
 class StagedOperand {
   static constexpr int kRowVectors = 2 * Tile::kWidth / 16;
@@ -25,9 +25,9 @@ class StagedOperand {
     return n / Tile::kWidth * kPanelUnits + n % Tile::kWidth / 8;
   }
 
-  // Its columns are what the product sums over: the distance from panel to panel is not asked for.
+  // The product sums over the tile's columns: the distance from panel to panel is not used.
   WL_FN static StagedOperand by_rows(const void* tile) { return {tile, 1}; }
-  // Its rows are, and an instruction goes from panel to panel.
+  // The product sums over the tile's rows, and an instruction goes from panel to panel.
   WL_FN static StagedOperand by_columns(const void* tile) { return {tile, kPanelUnits}; }
 
   WL_FN StagedOperand moved(int units) const {
@@ -63,8 +63,8 @@ struct CutlassType<bfloat16_t> {
   using type = cutlass::bfloat16_t;
 };
 
-// The product of 64 rows, 16 terms and kColumns columns: the widest of CuTe's instructions, and
-// what it leaves by others. An accumulator is laid out as in mma.cuh.
+// The product of 64 rows, 16 terms and kColumns columns: by the widest of CuTe's instructions, and
+// by others for the columns left. An accumulator is laid out as in mma.cuh.
 template <class Element, int kColumns>
 class Wgmma {
   using Type = typename CutlassType<Element>::type;
@@ -81,7 +81,7 @@ class Wgmma {
   static_assert(kLeft >= 0 && kLeft % 32 == 0, "tiles are whole panels");
 
  public:
-  // c = a b^T, or is added to; b's columns are rows of its tile.
+  // c = a b^T, or c += a b^T; b's columns are rows of its tile.
   template <class A, class B>
   WL_FN static void from_staged(const A& a, const B& b, float* c, bool add) {
     using Op = decltype(cute::SM90::GMMA::ss_op_selector<Type, Type, float, Shape>());

@@ -1,9 +1,9 @@
-// What becomes of copied keys and values before Hopper's tensor cores read them, which multiply
-// staged tiles of 16-bit numbers: a hook transforms them, and those of 8 bits are widened.
+// How copied keys and values are changed before Hopper's tensor cores multiply them as staged tiles
+// of 16-bit numbers: a hook transforms them, and those of 8 bits are widened.
 //
-// Tiles of 8 bits land in the place of what they become. A row of 128 numbers then fills the second
-// of two panels, of which both have the row in the end. So the threads that read a row are those
-// that write it, and no warp waits for another.
+// Tiles of 8 bits land within their widened tile. A row of 128 numbers then fills a row of the
+// second of two panels, and in the end rows of both. So the threads that read a row also write it:
+// no warp waits for another.
 #pragma once
 
 #include <warploom/device/widen.cuh>
@@ -11,7 +11,7 @@
 
 namespace warploom::hopper {
 
-// What tensor cores multiply values as.
+// The type as which tensor cores multiply values.
 template <class K>
 using ValueElement =
     cute::conditional_t<Operands<K>::kHalfValues, half_t, typename K::Config::Element>;
@@ -39,7 +39,7 @@ template <class K>
 using ValueStaging = Staging<ValueElement<K>, ValueHook<K>, K::Variant::kHasValueTransform,
                              ValueTile<K>, typename Operands<K>::WideValues>;
 
-// Through the hook; what was kept of lanes as for transform_rows.
+// Transforms a staged tile by its hook; states of lanes are as for transform_rows.
 template <class Of, int kThreads, int kBatch, int kLanes, class K, class Rows>
 WL_FN void transform_staged(const Item<K>& item,
                             const LaneStates<typename Of::Hook, K, kLanes>& states,
@@ -53,12 +53,12 @@ WL_FN void transform_staged(const Item<K>& item,
       .transform(staged + Of::kLandsAt, staged);
 }
 
-// Of rows that all are taken to exist.
+// For tiles whose rows are all taken to exist.
 struct AllRows {
   WL_FN static bool exists(int /*row*/) { return true; }
 };
 
-// 8-bit numbers without a hook, 16 of a row by each thread. Rows that do not exist become zeros.
+// Widens 8-bit numbers without a hook; each thread takes 16 of a row. Absent rows become zeros.
 template <class Of, int kThreads, class C, class Rows>
 WL_FN void widen_staged(void* tile, unsigned thread, const Rows& rows) {
   using KvElement = typename C::KvElement;
@@ -84,7 +84,7 @@ WL_FN void widen_staged(void* tile, unsigned thread, const Rows& rows) {
     widen<KvElement>(bytes.y, Element{}, low.z, low.w);
     widen<KvElement>(bytes.z, Element{}, high.x, high.y);
     widen<KvElement>(bytes.w, Element{}, high.z, high.w);
-    __syncwarp();  // the row was read
+    __syncwarp();  // all of the row was read
     *reinterpret_cast<uint4*>(first + at) = turns ? high : low;
     *reinterpret_cast<uint4*>(second + at) = turns ? low : high;
   }

@@ -23,13 +23,13 @@ WL_FN Record load_record(const int* records, int index) {
   return record;
 }
 
-// An item's records; one load waits for the other.
+// An item's records; the second load waits for the first.
 template <class K>
 WL_FN Opening<K> load_opening(const typename K::Params& p, int index) {
   const auto work = load_record<typename K::WorkItem>(p.items, index);
   return {work, load_record<typename K::Segment>(p.segments, work.segment)};
 }
-// Those of the first item of a list, which wait for nothing; not to be used if the list has none.
+// The records of a list's first item, in loads that wait for nothing; the list must not be empty.
 template <class K>
 WL_FN Opening<K> load_first_opening(const typename K::Params& p, unsigned list) {
   return load_record<Opening<K>>(p.openings, list);
@@ -49,15 +49,15 @@ struct Item {
   // Positions of a row of the tile; a row past the last one has the last one's, so that what
   // functors load for it exists.
   WL_FN const Row<K>& row(int r) const { return arena.row(r); }
-  // The item's facts as a row sees them (in a composed plan: those of its request), or a key.
+  // The TileInfo for a row (in a composed plan: that of the row's request), or for a key.
   WL_FN const TileInfo& tile_of(const RowInfo& /*row*/) const { return tile(); }
   WL_FN TileInfo tile_of(const PackedRow& row) const {
     return {row.batch, row.kv_head, row.q_len, row.kv_len, p.num_q_heads, p.num_kv_heads};
   }
   WL_FN const TileInfo& tile_of(int /*kv_pos*/) const { return tile(); }
 
-  // Takes up an item, by `threads` threads (whole warps). Everyone must wait for these afterwards.
-  // Each warp works out a part of the facts: the chain of dependent instructions is what it costs.
+  // Opens an item, by `threads` threads (whole warps), for which all readers must wait afterwards.
+  // Each warp computes a part of the facts: the cost is the chain of dependent instructions.
   WL_FN void open(const Opening<K>& opening, int index, unsigned thread, unsigned threads) const {
     const auto& [work, segment] = opening;
     ask_for_blocks(work, segment, thread);
@@ -119,7 +119,7 @@ struct Item {
   using Segment = typename K::Segment;
   using KvElement = typename C::KvElement;
 
-  // The part of the block list that says where the keys are comes while facts are worked out.
+  // Prefetches the part of the block list that says where the keys are, while facts are computed.
   WL_FN void ask_for_blocks(const WorkItem& work, const Segment& segment, unsigned thread) const {
     if constexpr (C::kIndexed) {
       constexpr int kLine = 32;  // blocks that lie in 128 bytes
@@ -131,7 +131,7 @@ struct Item {
     }
   }
 
-  // The same where each row says whose it is.
+  // The same for a composed plan, where each row says which request it belongs to.
   WL_FN void open_packed(const WorkItem& work, const Segment& segment, int index, unsigned thread,
                          unsigned threads) const {
     static_assert(C::kRows <= kRowCode, "a row within its unit has a code of its own");
@@ -191,7 +191,7 @@ struct Item {
             segment.kv_len, p.num_q_heads, p.num_kv_heads};
   }
 
-  // The ranges of positions, and which keys they leave to walk.
+  // Writes the ranges of query positions and heads, and the range of keys to walk.
   WL_FN void write_bounds(const WorkItem& work, const Segment& segment, int rows, int lane) const {
     constexpr bool kMaskHidesRest = K::template Arena<K>::kMaskHidesRest;
     if (!kMaskHidesRest && lane > 0) return;
@@ -204,7 +204,7 @@ struct Item {
     if constexpr (K::Variant::kHasLogitsMask && !C::kColumnPositions) {
       // The begin is rounded down to a key tile, so that tiles lie as planned. With tensor copies
       // the end is rounded up, and the mask hides the surplus; but never to keys that no row of the
-      // request sees, whose memory may hold anything. Lane 1 asks for that limit.
+      // request sees, whose memory may hold anything. Lane 1 computes that limit.
       const Range all{segment.kv_len - segment.q_len, segment.kv_len};
       const bool asks_for_all = kMaskHidesRest && lane > 0;
       const Range seen = K::Variant::kv_bounds(

@@ -1,4 +1,4 @@
-// The lists of work items that a plan has, and those that CTAs may claim.
+// The lists of work items of a plan, and how CTAs claim shared ones.
 #pragma once
 
 #include <warploom/device/qualifiers.cuh>
@@ -18,7 +18,7 @@ WL_FN List list_of(const typename K::Params& p, unsigned number) {
   return {number, __ldg(p.cta_indptr + number), __ldg(p.cta_indptr + number + 1)};
 }
 
-// What a plan says of its lists, and the counters that launches leave at zero.
+// The plan's header: facts about its lists, and counters that each launch leaves at zero.
 template <class K>
 WL_FN typename K::PlanHeader& header_of(const typename K::Params& p) {
   return *reinterpret_cast<typename K::PlanHeader*>(const_cast<int*>(p.header));
@@ -34,17 +34,18 @@ struct ClaimsLists<K, decltype(void(&K::PlanHeader::num_shared_prefills))> {
   static constexpr bool kDoes = true;
 };
 
-// Shared lists of a role, and the first CTAs, which may claim them.
+// The number of a role's shared lists, and of CTAs (the first ones) that may claim them.
 struct Claims {
   unsigned lists, ctas;
 };
 
 // What a CTA of a launch of two roles keeps in shared memory: its number in the plan, what it may
-// claim, and the lists that it drew, by turns. So the plan's header is read once, and nobody waits
-// for it between two lists.
+// claim, and the lists that it drew, in two places in turn. So the plan's header is read once, and
+// no thread waits for it between two lists.
 class Drawn {
  public:
-  // What the plan says, and which CTA of it this one is; by one thread, before all others ask.
+  // Set what the plan's header says, and which CTA of the plan this one is; called by one thread
+  // before other threads read anything here.
   template <class Header>
   WL_FN void read(const Header& header) volatile {
     prefills_.lists = header.num_shared_prefills, prefills_.ctas = header.num_active;
@@ -53,7 +54,7 @@ class Drawn {
   WL_FN void be(unsigned cta) volatile { cta_ = cta; }
 
   WL_FN unsigned cta() const volatile { return cta_; }
-  // Whether it has decodes for its own.
+  // Whether this CTA has decodes of its own.
   WL_FN bool decodes() const volatile { return cta_ < decodes_.ctas; }
   WL_FN bool claims_prefills() const volatile { return may_claim(prefills_); }
   WL_FN bool claims_decodes() const volatile { return may_claim(decodes_); }
@@ -66,15 +67,15 @@ class Drawn {
   WL_FN void claim_decodes(const typename K::Params& p, int place) volatile {
     lists_[place] = claim(header_of<K>(p).claimed_decodes, decodes_, kSharedDecodes);
   }
-  // The number of what was drawn there, or kNoList.
+  // The number of the list that was drawn into a place, or kNoList.
   WL_FN unsigned list(int place) const volatile { return lists_[place]; }
 
  private:
   WL_FN bool may_claim(const volatile Claims& claims) const volatile {
     return claims.lists > 0 && cta_ < claims.ctas;
   }
-  // One of a role's shared lists, if any is left. Each CTA that may claim finds none once: who is
-  // the last to do so leaves the counter at zero for the next launch.
+  // Claims one of a role's shared lists; kNoList if none is left. Each CTA that may claim gets
+  // kNoList once; the last CTA to get it leaves the counter at zero for the next launch.
   WL_FN static unsigned claim(int& counter, const volatile Claims& claims, int kind) {
     auto* claimed = reinterpret_cast<unsigned*>(&counter);
     const unsigned lists = claims.lists, drawn = atomicAdd(claimed, 1u);
@@ -87,7 +88,7 @@ class Drawn {
   unsigned lists_[2];
 };
 
-// That of this CTA, behind what either role has in its memory.
+// The Drawn of this CTA, behind the shared memory of either role.
 template <class K>
 WL_FN volatile Drawn& drawn_in(char* shared_memory) {
   static_assert(sizeof(Drawn) <= K::kDrawnBytes, "shared memory has room for them");

@@ -7,7 +7,7 @@
 
 namespace warploom {
 
-// Counts this CTA's partial result; true for the one that finds all others written. The counter is
+// Counts this CTA's partial result; true for the CTA that finds all others written. The counter is
 // left at zero for the next launch.
 template <class K>
 WL_FN bool is_last_arrival(const Item<K>& item, int num_slots) {
@@ -22,8 +22,7 @@ WL_FN bool is_last_arrival(const Item<K>& item, int num_slots) {
   return item.facts().is_last;
 }
 
-// The partial row at this place of all, four numbers of it. Other CTAs wrote it in this launch:
-// only L2 has it.
+// Four numbers of a partial row. Other CTAs wrote the row in this launch: only L2 has it.
 template <class K>
 WL_FN void load_partial(const Item<K>& item, long long row, int lane, bool exists, float* numbers) {
   const auto from =
@@ -31,7 +30,7 @@ WL_FN void load_partial(const Item<K>& item, long long row, int lane, bool exist
   *reinterpret_cast<float4*>(numbers) = exists ? __ldcg(from) : make_float4(0.f, 0.f, 0.f, 0.f);
 }
 
-// Its state, or that of a part without keys.
+// The state of a partial row, or that of a part without keys.
 template <class K>
 WL_FN SoftmaxState load_state(const Item<K>& item, long long row, bool exists) {
   if (!exists) return {-kInfinity, 0.0f};
@@ -39,14 +38,14 @@ WL_FN SoftmaxState load_state(const Item<K>& item, long long row, bool exists) {
   return {state.x, state.y};
 }
 
-// A row that partial results are merged to; each thread has some numbers of it.
+// A row into which partial results are merged; each thread has some numbers of it.
 template <bool kSoftmax, int kNumbers>
 struct MergedRow {
   float factor;  // of logits, to base 2
   SoftmaxState state = {-kInfinity, 0.0f};
   float numbers[kNumbers] = {};
 
-  // Some results at once. Each is normalised, and counts as much as its sum.
+  // Merges kCount results at once. Each is normalised, and its weight is its sum.
   template <int kCount>
   WL_FN void merge(const SoftmaxState (&states)[kCount], const float (&parts)[kCount][kNumbers]) {
     float largest = state.largest;
@@ -59,7 +58,7 @@ struct MergedRow {
     for (float& number : numbers) number *= old_weight;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      // NaN if the result is
+      // NaN if the partial result is NaN
       const float weight =
           kSoftmax ? states[i].sum * exp2((states[i].largest - base) * factor) : 1.0f;
       state.sum += weight;
@@ -70,7 +69,7 @@ struct MergedRow {
   WL_FN float scale() const { return kSoftmax ? row_scale(state.sum) : 1.0f; }
 };
 
-// The slots of a tile of one row, by a warp: eight of them (of wide heads four) on their way at a
+// Merges the slots of a tile of one row, by a warp: eight (for wide heads four) in flight at a
 // time.
 template <class K>
 WL_CALLED_FN void merge_row(Item<K> item, int first_slot, int num_slots) {
@@ -139,7 +138,7 @@ WL_FN void load_panels(const Item<K>& item, long long row, bool exists, float* n
   }
 }
 
-// Merges slots of the tile, writes the final rows.
+// Merges the slots of a tile, and writes the final rows.
 template <class K>
 WL_FN void merge_slots(const Item<K>& item, int first_slot, int num_slots) {
   using S = Sizes<K>;

@@ -3,9 +3,9 @@
 // order of keys.
 //
 // A piece of a prefix completes the rows of many requests, and its CTA would merge them all while
-// the others had nothing to do. So CTAs wait for each other, but not for ever: nothing promises
-// that all of them run at the same time. One that has waited long leaves; the last one to be done
-// never waits, and takes what is left.
+// the other CTAs were idle. So CTAs wait for each other before they merge, but not for ever:
+// nothing guarantees that all CTAs run at the same time. A CTA that has waited too long leaves. The
+// last CTA to finish its items never waits, and merges what is left.
 #pragma once
 
 #include <warploom/items/merge.cuh>
@@ -16,7 +16,7 @@ namespace warploom {
 enum RowMergeCounter : int { kDoneCtas = 0, kTakenRows = 1, kLeftCtas = 2 };
 
 constexpr long long kLongestWait = 1 << 18;  // cycles, about 140 us
-constexpr int kMergeBatch = 8;               // partial rows on their way at a time
+constexpr int kMergeBatch = 8;               // partial rows in flight at a time
 
 // True when all CTAs have done their items; false after a long time.
 WL_FN bool wait_for_others(unsigned* counters) {
@@ -29,9 +29,10 @@ WL_FN bool wait_for_others(unsigned* counters) {
   return true;
 }
 
-// Merges the partial results of one row by the threads of that row, several of them on their way at
-// a time. They keep its position themselves: rows in shared memory are those of the last item,
-// which the copying warps of a Hopper kernel may still read, and none where a CTA had no item.
+// Merges the partial results of one row by the threads of that row, kMergeBatch results in flight
+// at a time. They keep the row's position themselves: rows in shared memory are those of the last
+// item, which the copying warps of a Hopper kernel may still read, and a CTA without items has
+// none.
 template <class K>
 WL_FN void merge_composed_row(const Item<K>& item, const typename K::RowMerge& row_merge,
                               bool exists) {
@@ -66,8 +67,8 @@ WL_FN void merge_composed_row(const Item<K>& item, const typename K::RowMerge& r
 }
 
 // Prefetches the records of row merges, and as many contributions, to L2 while CTAs wait: thread t
-// of CTA b takes line t * CTAs + b. There may be fewer contributions, for the rows of a unit share
-// them; a line behind their end costs nothing.
+// of CTA b takes line t * CTAs + b. There may be fewer contributions, since the rows of a unit
+// share them; a line behind their end costs nothing.
 template <class K>
 WL_FN void prefetch_row_merges(const typename K::Params& p, int total) {
   constexpr int kLine = 32;  // integers
@@ -89,7 +90,7 @@ WL_FN void merge_composed_rows(const Item<K>& item) {
   prefetch_row_merges<K>(item.p, total);
   unsigned* counters = item.p.arrivals;
   const int thread_row = threadIdx.x / Sizes<K>::kRowThreads;
-  item.arena.sync();  // our rows are written, and the memory of items is free
+  item.arena.sync();  // this CTA's rows are written, and the memory of items is free
   if (threadIdx.x == 0) facts.is_last = wait_for_others(counters);
   item.arena.sync();
   while (facts.is_last) {
@@ -105,7 +106,7 @@ WL_FN void merge_composed_rows(const Item<K>& item) {
     merge_composed_row(item, row_merge, exists);
     item.arena.sync();  // slabs and the index are read
   }
-  // Released and acquired: the zeros come after everyone's last look at the counters.
+  // Release and acquire: the zeros come after every CTA's last look at the counters.
   if (threadIdx.x == 0 && count_release_acquire(counters + kLeftCtas) + 1 == gridDim.x) {
     counters[kDoneCtas] = counters[kTakenRows] = counters[kLeftCtas] = 0;
   }

@@ -1,20 +1,20 @@
-// When each work item ran, in kernels that are made to tell it (WARPLOOM_TRACE): their Params have
-// a place for it (codegen/abi.py).
+// Records when each work item ran, in kernels that are built with WARPLOOM_TRACE: their Params have
+// a member for it (codegen/abi.py).
 #pragma once
 
 #include <warploom/device/ptx.cuh>
 
 namespace warploom {
 
-// Lives as long as its CTA works on an item. Other kernels have none of it.
+// Lives as long as its CTA works on an item. In other kernels it does nothing.
 template <class K, class = void>
 class Stamp {
  public:
   WL_FN Stamp(const typename K::Params& /*p*/, int /*index*/) {}
 };
 
-// The first thread writes, which always computes. What it has found at the beginning waits in
-// memory, not in registers, which the accumulators need.
+// Thread 0 writes, since it always computes. The begin is written at once and not kept in
+// registers, which the accumulators need.
 template <class K>
 class Stamp<K, decltype(void(&K::Params::stamps))> {
  public:

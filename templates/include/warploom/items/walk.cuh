@@ -8,7 +8,7 @@ namespace warploom {
 // A tile of keys on its way through the pipeline. Its first place in the segment's list is a
 // multiple of 16, which leaves room for its class and a tag in the same register.
 struct Visit {
-  // Where a tile begins that does not exist: past all others, and its last key still is an int.
+  // The begin of a tile that does not exist: past all others, and its last key still is an int.
   static constexpr int kNone = 0x7fffff00;
 
   int bits;
@@ -19,14 +19,14 @@ struct Visit {
   WL_FN bool exists() const { return bits < kNone; }
   WL_FN bool is_full() const { return is(TileClass::kFull); }
   WL_FN bool is(TileClass tile_class) const { return (bits & 3) == static_cast<int>(tile_class); }
-  // The tag tells items apart that follow each other.
+  // The tag distinguishes items that follow each other.
   WL_FN Visit tagged(int item) const {
     Visit visit;
     visit.bits = bits | (item & 3) << 2;
     return visit;
   }
   WL_FN bool is_of(int item) const { return (bits >> 2 & 3) == (item & 3); }
-  // In its place, where items do not mix: that it is an item's first, and whether another follows.
+  // Instead of the tag, where items do not mix: whether it is an item's first tile, and the last.
   WL_FN Visit as_first() const {
     Visit visit;
     visit.bits = bits | kFirst;
@@ -52,7 +52,7 @@ class KeyWalk {
   using Variant = typename K::Variant;
 
  public:
-  // Whether tiles of which the mask's open part is left are told from other partial ones.
+  // Whether tiles that need only the mask's open part are a class apart from other partial tiles.
   static constexpr bool kTellsOpen = Variant::kMaskHasParts && !C::kComposed && !S::kSingle;
 
   WL_FN KeyWalk(const Item<K>& item, int group) : item_(item) { restart(group); }
@@ -65,7 +65,7 @@ class KeyWalk {
   }
 
   WL_FN Visit next() {
-    bool was_hidden = false;  // the tile before: mostly it is the only one
+    bool was_hidden = false;  // the tile before; mostly only one tile is hidden
     for (; next_ < item_.facts().places.end; next_ += C::kKeys) {
       const TileClass tile_class = classify(next_);
       if (tile_class == TileClass::kSkip) {
@@ -106,11 +106,11 @@ class KeyWalk {
   }
 
  private:
-  // How many places behind a hidden tile's own are hidden, too, in steps of the CTA's tile. A
-  // range's class holds for its parts, so each step asks for twice as many: a window leaves out
-  // most keys of a long context behind its sinks. Where each row sees a single run of keys, an
-  // item has few hidden tiles, since it begins and ends where its rows do (Item::write_bounds), and
-  // the code is not worth its registers.
+  // How many places behind a hidden tile are hidden, too, in steps of the CTA's tile. A range's
+  // class holds for its parts, so each step classifies twice as many places: a window leaves out
+  // most keys of a long context behind its sinks. Where each row sees a single run of keys, an item
+  // has few hidden tiles, since it begins and ends where its rows do (Item::write_bounds), and the
+  // code is not worth its registers.
   WL_FN int hidden_behind() const {
     int size = C::kKeys;
     if constexpr (Variant::kHasLogitsMask && !Variant::kMaskShowsRuns && !C::kComposed &&
@@ -128,7 +128,7 @@ class KeyWalk {
     return size - C::kKeys;
   }
 
-  // What the mask says of rows of several requests; every warp asks for all of them.
+  // The tile's class for rows of several requests; every warp classifies all rows.
   WL_FN TileClass classify_rows(Range kv_pos) const {
     bool may_see = false, may_hide = false;
     for (int r = threadIdx.x % kWarpSize; r < item_.facts().rows; r += kWarpSize) {
@@ -192,7 +192,8 @@ struct Columns {
     if constexpr (C::kColumnPositions) return positions[key] >= 0;
     return key < count;
   }
-  // False only if every key of the tile exists; of listed columns only a full tile's surely do.
+  // False only if every key of the tile surely exists. With listed columns always true: of these
+  // only a full tile surely has all keys.
   WL_FN bool may_lack_some() const { return C::kColumnPositions || count < Sizes<K>::kStagingKeys; }
 };
 

@@ -20,7 +20,7 @@ WL_FN void run_item(const Item<K>& item) {
   copy_queries<QueryCopy<K>>(item, item.arena.queries(), threadIdx.x);
   pipeline.start();
   pipeline.wait();
-  __syncthreads();  // the queries and the positions of rows are everyone's
+  __syncthreads();  // all threads may now read queries and the positions of rows
   if constexpr (K::Variant::kHasQueryTransform) {
     transform_queries<Sizes<K>::kThreads>(item, item.arena.queries(), threadIdx.x);
     __syncthreads();

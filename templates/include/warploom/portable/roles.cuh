@@ -1,6 +1,6 @@
-// Prefill and decode in one launch (POD-Attention): each CTA streams its list of decode items with
-// a tile of few rows, then those that it claims; then it computes its list of prefill items, and
-// then those that it claims.
+// Prefill and decode in one launch (POD-Attention). Each CTA streams its own decode list, and then
+// shared decode lists that it claims, with a tile of few rows. Then it computes its own prefill
+// list, and then shared prefill lists that it claims.
 #pragma once
 
 #include <warploom/items/lists.cuh>
@@ -8,19 +8,19 @@
 
 namespace warploom {
 
-// The arena of a decode tile whose threads are not all threads of the CTA. Beside it others compute
-// with keys that should stay in L2, while what decodes read passes through: requests that share
-// keys are told so by their format.
+// The arena of a decode tile, whose threads are not all threads of the CTA. Keys of decodes are
+// read once and pass through L2, in which the keys of prefills that run beside them should stay.
+// Which keys requests share is known from their format.
 template <class K>
 struct DecodeArena : Arena<K> {
   static constexpr bool kReadsOnce = true;
   WL_FN static void sync_all() { named_meet(kRoleBarrier, K::kTileThreads); }
 };
 
-// The decodes of a CTA, by the threads of the tile: its own list, and, if it is one of those that
-// decode, shared ones until none is left. What is drawn has two places, by turns: so a barrier
-// after each draw is enough, behind which all have left the list before, too. Others do not even
-// look for a list: that is a load that all of the CTA would wait for.
+// Computes a CTA's decodes, by the threads of the decode tile: its own list, then shared lists
+// until none is left. Drawn lists go to two places in turn, so one barrier after each draw is
+// enough: behind it all threads have also left the list before. CTAs that do not decode do not even
+// look for a list, since the whole CTA would wait for that load.
 template <class Decode>
 WL_FN void stream_lists(const typename Decode::Params& p, char* shared_memory,
                         volatile Drawn& drawn) {
@@ -37,7 +37,7 @@ WL_FN void stream_lists(const typename Decode::Params& p, char* shared_memory,
   }
 }
 
-// The prefills of a CTA: its own list, then shared ones until none is left.
+// Computes a CTA's prefills: its own list, then shared lists until none is left.
 template <class Prefill>
 WL_FN void run_tall_lists(const typename Prefill::Params& p, char* shared_memory,
                           volatile Drawn& drawn) {

@@ -4,8 +4,8 @@
 // A warp reads its keys and values straight into registers, 16 bytes per lane and load;
 // neighbouring lanes share a stored row. Sums over those lanes leave each lane with the logit of
 // one key, on which it runs the scalar hooks; its weight goes back, by shuffles, to the lanes that
-// hold the key's value. While one of the two products is computed, the operand of the other is on
-// its way, and many warps hide the rest.
+// hold the key's value. While one of the two products is computed, the operand of the other is in
+// flight, and many warps hide the remaining latency.
 #pragma once
 
 #include <warploom/compute/row_softmax.cuh>
@@ -37,7 +37,8 @@ class SingleRow {
   static constexpr bool kInOneBlock =
       !C::kIndexed || (!C::kColumnPositions && C::kBlockKv % S::kStagingKeys == 0);
 
-  // A tile, and the block that holds all of it or, if there may be several, this lane's own key.
+  // A tile, and a block: the one that holds all of the tile or, if the tile may lie in several, the
+  // one of this lane's own key.
   struct Tile {
     Visit visit;
     int block;
@@ -51,8 +52,8 @@ class SingleRow {
 
   // Walks the warp's keys.
   WL_FN void attend() {
-    // What does not exist is multiplied with weight 0: keys with what came before, values with
-    // zeros, since 0 * infinity is NaN.
+    // Absent keys have weight 0, so their registers may keep keys from before. Absent values must
+    // be zeros, since 0 * infinity is NaN.
     uint4 keys[Keys::kLoads] = {}, values[Values::kLoads] = {};
     Tile now = find(), next = find();
     read<Keys>(key_rows(item_), now, keys);
@@ -108,7 +109,7 @@ class SingleRow {
     return tile.block < 0 ? -1 : tile.block * C::kBlockKv + place(tile.visit) % C::kBlockKv;
   }
 
-  // What the owner of a key has, of which this lane has a part in a load.
+  // The value of the lane that owns the key of which this lane has a part in a load.
   template <class Rows, class T>
   WL_FN static T of_owner(T its, int load) {
     if constexpr (Rows::kLanes == Keys::kLanes) {  // constants, not registers
@@ -146,7 +147,7 @@ class SingleRow {
     for (uint4& word : words) word = {};
   }
 
-  // The query's numbers that meet those of a key in this lane.
+  // Loads the query's numbers that this lane multiplies with numbers of keys.
   WL_FN void take_query() {
     using Element = typename C::Element;
     const Element* row = static_cast<const Element*>(item_.p.q) + item_.q_offset(item_.row(0));
@@ -159,7 +160,7 @@ class SingleRow {
       unpack(words, Element{}, query_ + i * kVector);
     }
   }
-  // Waits for all warps.
+  // The query row after its hook; waits for all warps.
   WL_FN const typename C::Element* transformed(const typename C::Element* row) const {
     using Element = typename C::Element;
     Element* staged = item_.arena.query();
@@ -232,7 +233,7 @@ class SingleRow {
     Variant::record(p, item_.tile(), row, position, logits);
   }
 
-  // What the value of this lane's own key is multiplied with. 0 * NaN is not 0.
+  // The weight of this lane's own value. Scales of absent keys are not used: 0 * NaN is not 0.
   WL_FN float weight(const Tile& tile, float logit) {
     float weight = logit;
     if constexpr (Variant::kSoftmax) {

@@ -2,8 +2,8 @@
 // own keys, from item to item without a stop.
 //
 // One more warp, the prefetch warp, works ahead: while item i is computed it opens item i + 2 and
-// fetches the queries of item i + 1. So a warp whose keys of item i are all on their way starts
-// with those of item i + 1, and memory stays busy while results are merged and written.
+// fetches the queries of item i + 1. So a warp whose copies of item i's keys are all in flight
+// starts with those of item i + 1, and memory stays busy while results are merged and written.
 #pragma once
 
 #include <warploom/items/merge.cuh>
@@ -25,8 +25,8 @@ class PrefetchWarp {
   using Copy = RowCopy<C::kRows, C::kHeadDimQk, Sizes<K>::kDimQk, Sizes<K>::kBlock, kWarpSize>;
 
  public:
-  // Makes items ready, of which the first is open: before the barrier at the beginning of an item,
-  // its queries and the facts of the next.
+  // Prepares items, of which the first is already open. Before the barrier at the beginning of an
+  // item it copies the item's queries and opens the next item.
   WL_FN static void run(const typename K::Params& p, char* shared_memory, int first, int end) {
     for (int i = first; i < end; ++i) {
       const unsigned lane = threadIdx.x % kWarpSize;
@@ -58,7 +58,7 @@ WL_FN void stream_items(const typename K::Params& p, char* shared_memory, const 
   sync_group<K>();
   pipeline.start();
   for (int i = first; i < end; ++i) {
-    K::template Arena<K>::sync_all();  // what the prefetch warp made ready; and slabs are read
+    K::template Arena<K>::sync_all();  // the prefetch warp is ready, and slabs are read
     const Stamp<K> stamp(p, i);
     const Item<K> item = item_of<K>(p, shared_memory, i);
     typename WarpMma<K>::Output output = {};
