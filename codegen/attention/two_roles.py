@@ -1,4 +1,4 @@
-"""Templates whose launches may hold a tile for prefills and one for decodes (decision 0044)."""
+"""Templates whose launches may have one tile for prefills and one for decodes (decision 0044)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from warploom.codegen.source import TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.errors import UnsupportedSpec
 
-_LANES = 128  # of heads, at most: wider ones leave decodes too few registers
-_DRAWN_BYTES = 32  # what a CTA keeps of its lists (Drawn in lists.cuh)
+_LANES = 128  # most lanes of a head: wider heads leave decodes too few registers
+_DRAWN_BYTES = 32  # a CTA's state of its work lists (ClaimState in lists.cuh)
 
 
 class TwoRoles(CudaTemplate):
-    """Decodes stream by the first warps of a CTA, in the memory that prefills then have.
+    """A template whose CTAs take two roles in turn, in the same shared memory.
+
+    The first warps of a CTA stream decodes.
 
     Attributes:
         decodes: the template of the role with few rows.
         prefill_ps: picoseconds that an SM of an H200 takes for 128 rows by 128 keys of 128 lanes,
-            in both products, of 16-bit elements.
-        narrow_ps: the same where keys and values have 8 bits, and are widened for it.
+            in both products, with 16-bit elements.
+        narrow_ps: the same for 8-bit keys and values, which are widened first.
     """
 
     takes_roles = True
@@ -37,7 +39,7 @@ class TwoRoles(CudaTemplate):
         """Threads of a CTA."""
 
     def role_obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
-        """Why a launch cannot have the tile of decodes beside the other; None without one."""
+        """Why a launch cannot have the tile of decodes beside the tile of prefills, or None."""
         decode = tile.decode
         if decode is None:
             return None
@@ -57,7 +59,7 @@ class TwoRoles(CudaTemplate):
         super().check(spec, tile)
 
     def of_role(self, tile: TileConfig) -> Template:
-        """Tiles of few rows are streamed."""
+        """The template for decodes if the tile is one of its tiles, else this template."""
         return self.decodes if self.decodes.has(tile) else self
 
     def role_context(self, spec: AttentionSpec, tile: TileConfig) -> Config:
@@ -71,12 +73,12 @@ class TwoRoles(CudaTemplate):
         }
 
     def shared_bytes(self, spec: AttentionSpec, tile: TileConfig) -> int:
-        """Shared memory of a CTA, in which roles take turns."""
+        """Bytes of a CTA's shared memory, which the roles use in turn."""
         if tile.decode is None:
             return self.memory(spec, tile).bytes
         return self._drawn_at(spec, tile, tile.decode) + _DRAWN_BYTES
 
     def _drawn_at(self, spec: AttentionSpec, tile: TileConfig, decode: TileConfig) -> int:
-        """Where behind both roles' memory the numbers lie."""
+        """Offset of the state of work lists, behind the memory of both roles."""
         both = self.memory(spec, tile).bytes, self.decodes.memory(spec, decode).bytes
         return round_up(max(both), _DRAWN_BYTES)

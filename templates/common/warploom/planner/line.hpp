@@ -55,7 +55,7 @@ class Line {
 
   WL_FN wide length() const { return head_length_ * heads_; }
   // Changes how many heads the line has.
-  WL_FN void take_heads(int heads) { heads_ = heads; }
+  WL_FN void set_heads(int heads) { heads_ = heads; }
 
   // Whether no item is worth cutting if `ctas` CTAs share the line.
   WL_FN bool is_short(int ctas) const { return p_.active_ctas > 1 && !has_long(least_cut(ctas)); }

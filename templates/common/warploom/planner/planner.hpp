@@ -20,7 +20,7 @@ class PlannerBase {
   WL_FN PlanStatus run() {
     PlanStatus status = self().count_tiles();
     if (status != PlanStatus::kGood) {
-      if (team_.is_first_team()) self().sign(status);
+      if (team_.is_first_team()) self().write_header(status);
       return status;
     }
     team_.vote(write_blocks());
@@ -28,7 +28,7 @@ class PlannerBase {
     bool has_negative = false;  // whether any page is negative; only the last team knows
     const bool is_last = team_.is_last(has_negative);
     if (has_negative) status = PlanStatus::kPage;
-    if (is_last) self().sign(status);
+    if (is_last) self().write_header(status);
     write_segments();
     self().write_items();
     return status;
@@ -91,14 +91,14 @@ class Planner : public PlannerBase<K, Team, Planner<K, Team>> {
   // Computes the line and its cuts. Every team does so, since no team waits for another.
   WL_FN void assign() {
     if (plan_.tiles() == 0) return;
-    plan_.ask_mask();
+    plan_.count_visible();
     auto line = plan_.lay(p_.heads_per_line);
     line.choose(p_.slices);
     plan_.adopt(line, p_.lines);
   }
 
   // Writes the header and cta_indptr, which a kernel reads first and without which it does nothing.
-  WL_FN void sign(PlanStatus status) {
+  WL_FN void write_header(PlanStatus status) {
     PlanTotals totals = {0, 0, 0};
     if (status == PlanStatus::kGood) totals = plan_.totals();
     if (team_.is_first()) {

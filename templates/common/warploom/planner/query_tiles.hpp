@@ -47,7 +47,7 @@ class QueryTiles {
   WL_FN char* scratch_end() const { return s_.end; }
 
   // Finds the keys and the visible key tiles of each query tile.
-  WL_FN void ask_mask() {
+  WL_FN void count_visible() {
     const bool is_one_each = !has_several_ && tiles_ == p_.num_requests;
     const auto first_tile = [this](int r) { return s_.first_tile[r]; };
     int segment = -1;
@@ -64,7 +64,7 @@ class QueryTiles {
     team_.sync();
   }
 
-  // Properties of query tile t, after ask_mask().
+  // Properties of query tile t, after count_visible().
   WL_FN int segment(int t) const { return s_.segment[t]; }
   WL_FN int visible(int t) const { return s_.visible[t]; }
   // The key before which query tile t has `visible` visible key tiles.

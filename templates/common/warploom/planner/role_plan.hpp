@@ -28,7 +28,7 @@ class RolePlan : public QueryTiles<K, Team> {
   WL_FN RolePlan(const Params& p, const RoleShape& shape, Team& team, char* memory)
       : Base(p, shape, team, memory), marks_(s_.marks) {}
 
-  // Puts the tiles on a line with `heads` heads. Call it after ask_mask().
+  // Puts the tiles on a line with `heads` heads. Call it after count_visible().
   WL_FN Line<Params, Team> lay(int heads) {
     heads_ = heads;  // for prefills adopt() sets the same: a device needs no register for it
     Line<Params, Team> line(p_, z_, team_, s_, tiles_, heads);

@@ -54,8 +54,8 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
 
   // Prefills of all heads lie on one line. Decodes have the first CTAs, prefills the next ones.
   WL_FN void assign() {
-    prefill_.ask_mask();
-    decode_.ask_mask();  // before there are lines, which would take up registers
+    prefill_.count_visible();
+    decode_.count_visible();  // before there are lines, which would take up registers
     auto prefills = prefill_.lay(p_.num_kv_heads);
     auto decodes = decode_.lay(p_.num_kv_heads);
     const int ctas = prefill_ctas(prefills.length(), decodes.length());
@@ -64,7 +64,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
     if (has_prefills) prefill_.share(prefills, ctas, decode_.tiles() == 0);
     if (decode_.tiles() > 0) {
       const Grid grid = grid_of(max(1, first_prefill_));
-      decodes.take_heads(grid.heads);
+      decodes.set_heads(grid.heads);
       const bool is_shared =
           has_prefills && first_prefill_ > 1 && decodes.share_decodes(grid.slices);
       if (!is_shared) decodes.choose(grid.slices);
@@ -102,7 +102,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
   }
 
   // Writes the header and cta_indptr, which a kernel reads first and without which it does nothing.
-  WL_FN void sign(PlanStatus status) {
+  WL_FN void write_header(PlanStatus status) {
     const bool is_good = status == PlanStatus::kGood;
     PlanTotals totals = {0, 0, 0};
     OwnAndShared prefills = {0, 0}, decodes = {0, 0};  // lists

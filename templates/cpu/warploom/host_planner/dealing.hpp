@@ -26,9 +26,9 @@ class Dealing {
 
   WL_FN char* scratch_end() const { return level_.scratch_end(); }
 
-  // Gives all items to CTAs; call it after ask_mask(). Pieces that level loads go to the CTAs with
-  // the least to do. With leaves_some they become shared lists of one piece each instead, for CTAs
-  // that are done early; if there are no pieces, so does the last item of each CTA that has
+  // Gives all items to CTAs; call it after count_visible(). Pieces that level loads go to the CTAs
+  // with the least to do. With leaves_some they become shared lists of one piece each instead, for
+  // CTAs that are done early; if there are no pieces, so does the last item of each CTA that has
   // several.
   WL_FN void assign(bool leaves_some) {
     items_ = tiles_.tiles() * p_.num_kv_heads;

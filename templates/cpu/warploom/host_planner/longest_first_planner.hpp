@@ -25,11 +25,11 @@ class LongestFirstPlanner : public PlannerBase<K, Team, LongestFirstPlanner<K, T
 
   WL_FN void assign() {
     if (tiles_.tiles() == 0) return;
-    tiles_.ask_mask();
+    tiles_.count_visible();
     dealing_.assign(/* leaves_some */ false);
   }
 
-  WL_FN void sign(PlanStatus status) {
+  WL_FN void write_header(PlanStatus status) {
     const bool has_items = status == PlanStatus::kGood && tiles_.tiles() > 0;
     const PlanTotals totals = has_items ? dealing_.totals() : PlanTotals{0, 0, 0};
     *reinterpret_cast<typename K::PlanHeader*>(p_.header) = this->header(status, totals);

@@ -212,7 +212,7 @@ WL_FN void record_tile(const Item<K>& item, const Columns<K>& columns,
 template <class K>
 WL_FN void record_logits(const Item<K>& item, const Columns<K>& columns, const Visit& visit,
                          const typename WarpMma<K>::Scores& scores) {
-  if (KeyWalk<K>::kTellsOpen && visit.is(TileClass::kOpen)) {
+  if (KeyWalk<K>::kDistinguishesOpen && visit.is(TileClass::kOpen)) {
     record_tile<TileClass::kOpen>(item, columns, scores);
   } else if (K::Variant::kHasLogitsMask && !visit.is_full()) {
     record_tile<TileClass::kPartial>(item, columns, scores);
@@ -227,7 +227,7 @@ WL_FN void ask_elements(const Item<K>& item, const ThreadRows<K>& rows, const Co
                         const Visit& visit, typename WarpMma<K>::Scores& scores,
                         const Ahead& ahead) {
   using Variant = typename K::Variant;
-  if (KeyWalk<K>::kTellsOpen && visit.is(TileClass::kOpen)) {
+  if (KeyWalk<K>::kDistinguishesOpen && visit.is(TileClass::kOpen)) {
     apply_hooks<TileClass::kOpen>(item, rows, columns, scores, ahead);
   } else if (Variant::kHasLogitsMask && !visit.is_full()) {
     apply_hooks<TileClass::kPartial>(item, rows, columns, scores, ahead);

@@ -15,10 +15,11 @@ struct Arrivals {
   static constexpr bool kBulk = K::Config::kBulk;
   static constexpr int kColumnThreads = kBulk && Shared<K>::kStagesColumns ? kBulkQueryThreads : 0;
   static constexpr int kItem = kBulk ? kBulkQueryThreads : kProducerThreads;
-  static constexpr int kConsumers = K::Config::kRows / 64 * kTellers<128>;
-  static constexpr int kTransformer = kHasTransformer<K> ? kTellers<128> : 0;
+  static constexpr int kConsumers = K::Config::kRows / 64 * kArrivals<128>;
+  static constexpr int kTransformer = kHasTransformer<K> ? kArrivals<128> : 0;
   // Readers of an item: these two, and a warp each that copies keys and values.
-  static constexpr int kReaders = kConsumers + kTransformer + (kBulk ? 2 * kTellers<kWarpSize> : 0);
+  static constexpr int kReaders =
+      kConsumers + kTransformer + (kBulk ? 2 * kArrivals<kWarpSize> : 0);
   static constexpr int kQueries = kItem;  // copied by the same threads
   static constexpr int kValues = kBulk ? 1 : 2 * kProducerThreads;
   // Each lane that wrote positions arrives for itself.

@@ -14,26 +14,26 @@ namespace warploom::hopper {
 // arrive themselves, so it gets kernels of its own, in which all threads arrive.
 #ifdef WARPLOOM_RACECHECK
 template <int kThreads>
-constexpr int kTellers = kThreads;
+constexpr int kArrivals = kThreads;
 
-WL_FN void barrier_tell(Barrier* barrier) { barrier_arrive(barrier); }
+WL_FN void barrier_arrive_warp(Barrier* barrier) { barrier_arrive(barrier); }
 #else
 template <int kThreads>
-constexpr int kTellers = kThreads / kWarpSize;
+constexpr int kArrivals = kThreads / kWarpSize;
 
 // The warp's first thread arrives. Its number is read anew: kept, it would cost a register, and an
 // election (elect.sync) costs norms with RoPE 3 % of their time.
-WL_FN void barrier_tell(Barrier* barrier) {
+WL_FN void barrier_arrive_warp(Barrier* barrier) {
   __syncwarp();
   if (cta_thread() % kWarpSize == 0) barrier_arrive(barrier);
 }
 #endif
 
-// As barrier_tell, after ordinary writes to shared memory: once all have arrived, the tensor cores
-// may read what was written.
+// As barrier_arrive_warp, after ordinary writes to shared memory: once all have arrived, the tensor
+// cores may read what was written.
 WL_FN void barrier_publish(Barrier* barrier) {
   fence_async_proxy();
-  barrier_tell(barrier);
+  barrier_arrive_warp(barrier);
 }
 
 // Position in a ring of kStages buffers; the phase flips each time round.

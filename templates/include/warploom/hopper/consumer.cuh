@@ -47,7 +47,7 @@ class Consumer {
   }
 
   WL_FN void run(const typename K::Params& p) {
-    for_each_list<Told>(p, shared_, [&](const List& list) {
+    for_each_list<ListFollowers>(p, shared_, [&](const List& list) {
       for (int left = list.end - list.begin; left > 0; --left) run_item(p);
     });
     if constexpr (C::kComposed) merge_composed_rows(Item<K>{p, shared_});
@@ -70,7 +70,7 @@ class Consumer {
     // For the compiler: without this barrier it keeps more values that items share in registers
     // across items, and norms of 192 lanes and more spill.
     sync_warpgroup();
-    barrier_tell(&barriers_.item_empty[item_ring_.stage]);
+    barrier_arrive_warp(&barriers_.item_empty[item_ring_.stage]);
     item_ring_.advance();
     query_ring_.advance();
   }
@@ -118,7 +118,7 @@ class Consumer {
       visit = next;
       slot = next_one;
     }
-    barrier_tell(&barriers_.q_empty[query_ring_.stage]);
+    barrier_arrive_warp(&barriers_.q_empty[query_ring_.stage]);
     wait_values(item, columns(item, visit, slot), visit, ring_);
     mma_.start_output(probabilities, ring_.stage, visit.is_first(), output);
     finish_output(ring_, output);
@@ -129,7 +129,7 @@ class Consumer {
 
   // The output of an item without a visible key.
   WL_FN void leave_zeros(typename Mma::Output& output) const {
-    barrier_tell(&barriers_.q_empty[query_ring_.stage]);
+    barrier_arrive_warp(&barriers_.q_empty[query_ring_.stage]);
 #pragma unroll
     for (int i = 0; i < S::kDimV / 2; ++i) (&output[0][0][0])[i] = 0.0f;
   }
@@ -138,7 +138,7 @@ class Consumer {
   WL_FN void finish_scores(const Item<K>& item, const ThreadRows<K>& rows,
                            const LinearBias<K>& bias, const Visit& visit, int slot,
                            typename Mma::Scores& scores, Softmax<K>& softmax) const {
-    barrier_tell(&barriers_.k_empty[ring_.stage]);
+    barrier_arrive_warp(&barriers_.k_empty[ring_.stage]);
     transform_scores(item, rows, columns(item, visit, slot), visit, scores);
     bias.add(item, rows, columns(item, visit, slot), scores, softmax);
   }
@@ -178,7 +178,7 @@ class Consumer {
   WL_FN void finish_output(const Ring<C::kStages>& values, typename Mma::Output& output) const {
     Mma::template wait<0>();
     Mma::fence(output[0]);
-    barrier_tell(&barriers_.v_empty[values.stage]);
+    barrier_arrive_warp(&barriers_.v_empty[values.stage]);
   }
 
   WL_FN Columns<K> columns(const Item<K>& item, const Visit& visit, int slot) const {

@@ -13,8 +13,8 @@ namespace warploom::hopper {
 // keys, once they have issued all copies of keys of the list before. So the next list is opened
 // while the last tiles are in flight or computed with, and no CTA holds a claimed list for longer
 // than that. Numbers of drawn lists go to two places in turn.
-struct Drawers {
-  // With tensor copies one warp copies only values; it does not draw (see Told).
+struct ListClaimers {
+  // With tensor copies one warp copies only values; it does not draw (see ListFollowers).
   template <class K>
   static constexpr int kThreads = kProducerThreads - (K::Config::kBulk ? kWarpSize : 0);
 
@@ -25,28 +25,29 @@ struct Drawers {
     // The place is free once the other threads have read the list that was drawn into it before;
     // they read it when they begin that list.
     if (draw >= 2) named_meet(kListReadBarrier + place, kConsumers + kProducerThreads);
-    if (threadIdx.x == kConsumers) shared.drawn().template claim_prefills<K>(p, place);
+    if (threadIdx.x == kConsumers) shared.claim_state().template claim_prefills<K>(p, place);
     named_meet(kListBarrier, kThreads<K>);
     __syncwarp();  // the claiming thread rejoins its warp, as the next call requires
     named_arrive(kListDrawnBarrier + place, kConsumers + kProducerThreads);
-    return shared.drawn().list(place);
+    return shared.claim_state().list(place);
   }
 };
 
 // The threads that learn which list was drawn: consumers, and the warp that copies values.
-struct Told {
+struct ListFollowers {
   template <class K>
   WL_FN static unsigned next_list(const typename K::Params&, Shared<K> shared, int draw) {
     constexpr unsigned kConsumers = Sizes<K>::kThreads;
     const int place = draw % 2;
     named_meet(kListDrawnBarrier + place, kConsumers + kProducerThreads);
-    const unsigned list = shared.drawn().list(place);
+    const unsigned list = shared.claim_state().list(place);
     named_arrive(kListReadBarrier + place, kConsumers + kProducerThreads);
     return list;
   }
 };
 
-// Calls work(list) for one list after another; all threads of a side (Drawers or Told) call this.
+// Calls work(list) for one list after another; all threads of a side (ListClaimers or
+// ListFollowers) call this.
 template <class Side, class K, class Work>
 WL_FN void for_each_list(const typename K::Params& p, Shared<K> shared, const Work& work) {
   if constexpr (!ClaimsLists<K>::kDoes) {
@@ -54,11 +55,11 @@ WL_FN void for_each_list(const typename K::Params& p, Shared<K> shared, const Wo
   } else {
     static_assert(!kHasTransformer<K>, "nobody tells a group that transforms");
     // Only the count of draws is kept in registers while a list is worked through.
-    unsigned list = shared.drawn().cta();
+    unsigned list = shared.claim_state().cta();
 #pragma unroll 1
     for (int draw = 0;; ++draw) {
       work(list_of<K>(p, list));
-      if (!shared.drawn().claims_prefills()) return;
+      if (!shared.claim_state().claims_prefills()) return;
       list = Side::next_list(p, shared, draw);
       if (list == kNoList) return;
     }

@@ -20,25 +20,27 @@ template <bool kOfValues, class K>
 WL_FN void produce_in_bulk(const typename K::Params& p, Shared<K> shared) {
   BulkProducer<K, kOfValues> tokens;
   OpenedItems<K> opened{p, shared};
-  for_each_list<cute::conditional_t<kOfValues, Told, Drawers>>(p, shared, [&](const List& list) {
-    for (int items = list.end - list.begin; items > 0; --items) {
-      const Item<K> item = opened.next();
-      tokens.copy(item);
-      barrier_tell(&shared.barriers().item_empty[item.arena.item_stage]);
-    }
-  });
+  for_each_list<cute::conditional_t<kOfValues, ListFollowers, ListClaimers>>(
+      p, shared, [&](const List& list) {
+        for (int items = list.end - list.begin; items > 0; --items) {
+          const Item<K> item = opened.next();
+          tokens.copy(item);
+          barrier_arrive_warp(&shared.barriers().item_empty[item.arena.item_stage]);
+        }
+      });
 }
 
 template <class K>
 WL_FN void produce(const typename K::Params& p, Shared<K> shared) {
   const unsigned thread = threadIdx.x % kProducerThreads;
   constexpr int kDraw = K::Config::kBulk ? kWarpSize + kBulkQueryThreads : kProducerThreads;
-  static_assert(kDraw == Drawers::kThreads<K>, "barriers of lists count who comes to them below");
+  static_assert(kDraw == ListClaimers::kThreads<K>,
+                "barriers of lists count who comes to them below");
   if constexpr (!K::Config::kBulk) {
     ItemOpener<K, kProducerThreads> items;
     QueryProducer<K, kProducerThreads> queries;
     GatherProducer<K> tokens;
-    for_each_list<Drawers>(p, shared, [&](const List& list) {
+    for_each_list<ListClaimers>(p, shared, [&](const List& list) {
       items.begin(p, list);
       while (items.has_next()) {
         const Item<K> item = items.open_next(p, shared, thread);
@@ -54,7 +56,7 @@ WL_FN void produce(const typename K::Params& p, Shared<K> shared) {
     ItemOpener<K, kBulkQueryThreads> items;
     QueryProducer<K, kBulkQueryThreads> queries;
     ColumnProducer<K> columns;
-    for_each_list<Drawers>(p, shared, [&](const List& list) {
+    for_each_list<ListClaimers>(p, shared, [&](const List& list) {
       items.begin(p, list);
       while (items.has_next()) {
         const Item<K> item = items.open_next(p, shared, thread - 2 * kWarpSize);

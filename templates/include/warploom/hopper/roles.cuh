@@ -46,14 +46,14 @@ template <class K>
 WL_FN void draw_cta(const typename K::Params& p, Shared<K> shared) {
   if (threadIdx.x == 0) {
     auto& header = header_of<K>(p);
-    shared.drawn().read(header);
+    shared.claim_state().read(header);
     const unsigned decoding = header.num_decode_ctas;
     unsigned cta = blockIdx.x;
     if (decoding != 0 && decoding != gridDim.x) {
       const unsigned share = (decoding << 16) / gridDim.x;
       cta = draw_number(header.drawn, should_decode(sm_number(), share));
     }
-    shared.drawn().be(cta);
+    shared.claim_state().set_cta(cta);
   }
   __syncthreads();
 }
@@ -72,7 +72,7 @@ WL_FN void run_role_kernel(const typename Prefill::Params& p) {
   const Shared<Prefill> shared{shared_memory};
   draw_cta(p, shared);
   if (threadIdx.x < Decode::kTileThreads) {
-    stream_lists<Decode>(p, shared_memory, shared.drawn());
+    stream_lists<Decode>(p, shared_memory, shared.claim_state());
   }
   fence_async_proxy();  // tensor copies write where decode tiles were
   __syncthreads();

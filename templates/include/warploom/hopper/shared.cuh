@@ -121,7 +121,7 @@ struct Shared {
   WL_FN ItemFacts<K>& facts() const { return staged_item().facts; }
   WL_FN Row<K>& row(int r) const { return staged_item().rows[r]; }
   // Volatile, to be read anew each time: registers are for tiles.
-  WL_FN volatile Drawn& drawn() const { return drawn_in<K>(base); }
+  WL_FN volatile ClaimState& claim_state() const { return claim_state_in<K>(base); }
   WL_FN Barriers& barriers() const { return *reinterpret_cast<Barriers*>(base + At::kBarriers); }
 
   // Waits for all consumer threads.

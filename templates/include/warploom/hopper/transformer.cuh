@@ -39,7 +39,7 @@ class Transformer {
       thread_ = unknown_thread(thread_);
       if constexpr (Shared<K>::kLandsQueries) take_queries(item);
       if constexpr (Shared<K>::kLandsKeys || Shared<K>::kLandsValues) walk_keys(item);
-      barrier_tell(&barriers_.item_empty[item.arena.item_stage]);
+      barrier_arrive_warp(&barriers_.item_empty[item.arena.item_stage]);
     }
   }
 

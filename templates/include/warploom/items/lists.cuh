@@ -42,7 +42,7 @@ struct Claims {
 // What a CTA of a launch of two roles keeps in shared memory: its number in the plan, what it may
 // claim, and the lists that it drew, in two places in turn. So the plan's header is read once, and
 // no thread waits for it between two lists.
-class Drawn {
+class ClaimState {
  public:
   // Set what the plan's header says, and which CTA of the plan this one is; called by one thread
   // before other threads read anything here.
@@ -51,11 +51,11 @@ class Drawn {
     prefills_.lists = header.num_shared_prefills, prefills_.ctas = header.num_active;
     decodes_.lists = header.num_shared_decodes, decodes_.ctas = header.num_decode_ctas;
   }
-  WL_FN void be(unsigned cta) volatile { cta_ = cta; }
+  WL_FN void set_cta(unsigned cta) volatile { cta_ = cta; }
 
   WL_FN unsigned cta() const volatile { return cta_; }
   // Whether this CTA has decodes of its own.
-  WL_FN bool decodes() const volatile { return cta_ < decodes_.ctas; }
+  WL_FN bool has_decodes() const volatile { return cta_ < decodes_.ctas; }
   WL_FN bool claims_prefills() const volatile { return may_claim(prefills_); }
   WL_FN bool claims_decodes() const volatile { return may_claim(decodes_); }
   // Draws a list into one of two places; by one thread.
@@ -88,11 +88,11 @@ class Drawn {
   unsigned lists_[2];
 };
 
-// The Drawn of this CTA, behind the shared memory of either role.
+// The ClaimState of this CTA, behind the shared memory of either role.
 template <class K>
-WL_FN volatile Drawn& drawn_in(char* shared_memory) {
-  static_assert(sizeof(Drawn) <= K::kDrawnBytes, "shared memory has room for them");
-  return *reinterpret_cast<volatile Drawn*>(shared_memory + K::kDrawnAt);
+WL_FN volatile ClaimState& claim_state_in(char* shared_memory) {
+  static_assert(sizeof(ClaimState) <= K::kDrawnBytes, "shared memory has room for them");
+  return *reinterpret_cast<volatile ClaimState*>(shared_memory + K::kDrawnAt);
 }
 
 }  // namespace warploom

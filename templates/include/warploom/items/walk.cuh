@@ -53,7 +53,7 @@ class KeyWalk {
 
  public:
   // Whether tiles that need only the mask's open part are a class apart from other partial tiles.
-  static constexpr bool kTellsOpen = Variant::kMaskHasParts && !C::kComposed && !S::kSingle;
+  static constexpr bool kDistinguishesOpen = Variant::kMaskHasParts && !C::kComposed && !S::kSingle;
 
   WL_FN KeyWalk(const Item<K>& item, int group) : item_(item) { restart(group); }
 
@@ -96,7 +96,7 @@ class KeyWalk {
         if (!facts.sees_all) found = classify_rows(kv_pos);
       } else {
         found = Variant::classify(item_.p, facts.tile, facts.q_pos, kv_pos, facts.q_head);
-        if (kTellsOpen && found == TileClass::kPartial &&
+        if (kDistinguishesOpen && found == TileClass::kPartial &&
             !Variant::decided_may_hide(item_.p, facts.tile, facts.q_pos, kv_pos, facts.q_head)) {
           found = TileClass::kOpen;
         }

@@ -18,21 +18,21 @@ struct DecodeArena : Arena<K> {
 };
 
 // Computes a CTA's decodes, by the threads of the decode tile: its own list, then shared lists
-// until none is left. Drawn lists go to two places in turn, so one barrier after each draw is
+// until none is left. ClaimState lists go to two places in turn, so one barrier after each draw is
 // enough: behind it all threads have also left the list before. CTAs that do not decode do not even
 // look for a list, since the whole CTA would wait for that load.
 template <class Decode>
 WL_FN void stream_lists(const typename Decode::Params& p, char* shared_memory,
-                        volatile Drawn& drawn) {
-  if (!drawn.decodes()) return;
-  unsigned list = kDecodeLists * gridDim.x + drawn.cta();
+                        volatile ClaimState& claims) {
+  if (!claims.has_decodes()) return;
+  unsigned list = kDecodeLists * gridDim.x + claims.cta();
 #pragma unroll 1
   for (int place = 0;; place ^= 1) {
     stream_list<Decode>(p, shared_memory, list);
-    if (!drawn.claims_decodes()) return;
-    if (threadIdx.x == 0) drawn.template claim_decodes<Decode>(p, place);
+    if (!claims.claims_decodes()) return;
+    if (threadIdx.x == 0) claims.template claim_decodes<Decode>(p, place);
     DecodeArena<Decode>::sync_all();
-    list = drawn.list(place);
+    list = claims.list(place);
     if (list == kNoList) return;
   }
 }
@@ -40,14 +40,14 @@ WL_FN void stream_lists(const typename Decode::Params& p, char* shared_memory,
 // Computes a CTA's prefills: its own list, then shared lists until none is left.
 template <class Prefill>
 WL_FN void run_tall_lists(const typename Prefill::Params& p, char* shared_memory,
-                          volatile Drawn& drawn) {
-  run_tall_list<Prefill>(p, shared_memory, drawn.cta());
-  if (!drawn.claims_prefills()) return;
+                          volatile ClaimState& claims) {
+  run_tall_list<Prefill>(p, shared_memory, claims.cta());
+  if (!claims.claims_prefills()) return;
 #pragma unroll 1
   while (true) {
-    if (threadIdx.x == 0) drawn.template claim_prefills<Prefill>(p, 0);
+    if (threadIdx.x == 0) claims.template claim_prefills<Prefill>(p, 0);
     __syncthreads();
-    const unsigned list = drawn.list(0);
+    const unsigned list = claims.list(0);
     if (list == kNoList) return;
     __syncthreads();  // all have read it
     run_tall_list<Prefill>(p, shared_memory, list);
@@ -61,15 +61,15 @@ WL_FN void run_portable_roles(const typename Prefill::Params& p) {
                     Decode::kTileThreads <= Sizes<Prefill>::kThreads,
                 "a decode tile is streamed by the first threads of the CTA");
   await_earlier_kernels();
-  volatile auto& drawn = drawn_in<Prefill>(shared_memory);
+  volatile auto& claims = claim_state_in<Prefill>(shared_memory);
   if (threadIdx.x == 0) {
-    drawn.read(header_of<Prefill>(p));
-    drawn.be(blockIdx.x);
+    claims.read(header_of<Prefill>(p));
+    claims.set_cta(blockIdx.x);
   }
   __syncthreads();
-  if (threadIdx.x < Decode::kTileThreads) stream_lists<Decode>(p, shared_memory, drawn);
+  if (threadIdx.x < Decode::kTileThreads) stream_lists<Decode>(p, shared_memory, claims);
   __syncthreads();
-  run_tall_lists<Prefill>(p, shared_memory, drawn);
+  run_tall_lists<Prefill>(p, shared_memory, claims);
   if constexpr (Prefill::Config::kComposed) {
     merge_composed_rows(Item<Prefill>{p, {shared_memory, 0}});
   }
