@@ -1,10 +1,9 @@
-"""What a composed batch costs with a tile, and which tile is the cheapest: pure functions.
+"""The time of a composed batch with a tile, and the cheapest tile: pure functions.
 
-A tile that holds many rows reads a prefix once for all of them, but own parts fill few of its rows.
-Where the keys are many and short parts few, reading them once counts; where parts are short, the
-work that padding makes does. The model has four rates for each tile, those of
-`CudaTemplate.composed_rates`, fitted to `benchmarks/results/composed_tiles.jsonl`; a test compares
-the choices with it.
+A tile of many rows reads a prefix once for all of them, but a request's own part fills few of its
+rows. With many keys and few short parts, reading keys once matters; with short parts, the work on
+padding does. The model has four rates for each tile (`CudaTemplate.composed_rates`), fitted to
+`benchmarks/results/composed_tiles.jsonl`; a test compares the choices with it.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 
-_FITTED_LANES = 2 * 128  # of a key and its value, in 16 bits
+_FITTED_LANES = 2 * 128  # 16-bit lanes of a key and its value, to which the rates were fitted
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What an SM does for a batch, on average.
+    """The average work of an SM for a batch.
 
     Attributes:
-        keys: that it reads from memory, each once.
-        walked: keys that its tiles walk: each once for every tile that reads it.
-        items: tiles, of all parts.
+        keys: keys that it reads from memory, each once.
+        walked: keys that its tiles walk: a key counts once for every tile that reads it.
+        items: tiles of all parts.
     """
 
     keys: float
@@ -37,9 +36,9 @@ class Reading:
 
 
 def composed_tiles(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
-    """Tiles that the model chooses from; none where no sweep tells their cost.
+    """Tiles that the model chooses from; none that the recorded sweep does not cover.
 
-    It had 16-bit keys that nothing transforms, and heads of 128.
+    The sweep had 16-bit keys without transforms, and heads of 128 lanes.
     """
     hooks, widest = spec.variant.hooks, max(spec.head_dim_qk, spec.head_dim_v)
     transformed = "key_transform" in hooks or "value_transform" in hooks or spec.is_narrow
@@ -55,9 +54,9 @@ def composed_tiles(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
 def predicted_composed_us(
     spec: AttentionSpec, arch: Arch, tile: TileConfig, reading: Reading
 ) -> float:
-    """Time of a composed batch with one of `composed_tiles`."""
+    """Predicted time of a composed batch with one of `composed_tiles`, in microseconds."""
     rates = template_of(tile).composed_rates(tile, arch)
-    assert rates is not None  # it is one of them
+    assert rates is not None  # `tile` is one of `composed_tiles`
     share = (spec.head_dim_qk + spec.head_dim_v) / _FITTED_LANES
     keys = share * (rates.read * reading.keys + rates.walk * reading.walked) / 1000
     return rates.launch + keys + rates.item * reading.items
@@ -73,13 +72,13 @@ def cheapest_composed_tile(
 
     Args:
         spec: what to compute.
-        arch: where.
-        pool: the `composed_tiles` of both, of which there are some.
-        reading_with: what an SM reads with tiles of so many rows.
+        arch: target architecture.
+        pool: the `composed_tiles` of spec and arch, at least one.
+        reading_with: returns the work of an SM with tiles of a given number of rows.
     """
     reading = {tile: reading_with(tile.rows) for tile in pool}
     costs = {tile: predicted_composed_us(spec, arch, tile, reading[tile]) for tile in pool}
-    ranked = sorted(pool, key=lambda tile: costs[tile])  # the first of equals
+    ranked = sorted(pool, key=lambda tile: costs[tile])  # stable: the first of equals wins
     tile = ranked[0]
     work = reading[tile]
     return TileChoice(

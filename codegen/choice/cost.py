@@ -1,12 +1,12 @@
-"""What a batch costs with a tile: a model of few rates, fitted to a recorded sweep.
+"""The time of a batch with a tile: a model with few rates, fitted to a recorded sweep.
 
 An SM walks keys. For each key it computes with all rows of the tile, padding included, and it reads
-the key's bytes; the slower of the two counts. To that come a launch, what a query tile costs beside
-its keys, and, where tiles are cut for all SMs to have work, merging the parts. All times are in
-microseconds, all amounts those of one SM. `benchmarks/results/tile_sweep.jsonl` is the record, and
-`tile_sweep_small_heads.jsonl` that of heads up to 64 lanes, to which `benchmarks/fit_tiles.py` fits
-rates of their own. Templates have them (`CudaTemplate.recorded`). A test compares the choices with
-both.
+the key's bytes; the slower of the two counts. Added to that are the launch, the cost of a query
+tile beside its keys, and, where tiles are cut so that all SMs have work, merging the parts. All
+times are in microseconds, all amounts are per SM. `benchmarks/results/tile_sweep.jsonl` is the
+record; heads up to 64 lanes have `tile_sweep_small_heads.jsonl`, to which `benchmarks/fit_tiles.py`
+fits separate rates. Templates hold the rates (`CudaTemplate.recorded`). A test compares the choices
+with both records.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 
-_SHARING_TILES = 4  # query tiles of a request from which on the planner lets them share the cache
-_LANES = 128 * 64  # the product of lanes and rows that `Rates.merge` is for
+_SHARING_TILES = 4  # query tiles per request from which on the planner lets them share cache
+_LANES = 128 * 64  # `Rates.merge` is for this product of lanes and rows
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Machine:
     """The memory of an architecture.
 
     Attributes:
-        bytes: thousands that an SM reads from memory in a microsecond.
-        cached: part of the time of a first read that it takes to read keys again from the cache.
-        cache: thousands of bytes of keys, for each SM, that stay in the cache.
+        bytes: thousands of bytes that an SM reads from memory in a microsecond.
+        cached: time to read keys again from the cache, as a fraction of the first read.
+        cache: thousands of bytes of keys, per SM, that stay in the cache.
     """
 
     bytes: float
@@ -40,15 +40,15 @@ class Machine:
     cache: float
 
 
-# Fitted to the sweeps of an NVIDIA H200. Architectures without a record are not here.
+# Fitted to the sweeps of an NVIDIA H200. Architectures without a record are missing.
 MACHINES = {"sm_90a": Machine(bytes=34.3, cached=0.1, cache=306)}
 
 
 def is_covered(spec: AttentionSpec, arch: Arch) -> bool:
-    """Whether a sweep tells what tiles cost here.
+    """Whether the recorded sweep covers this spec and architecture.
 
-    It had 16-bit keys that nothing transforms, and rows that read all keys of their request. Tiles
-    that fit, but are not weighed, were slower in it, or no faster.
+    The sweep had 16-bit keys without transforms, and rows that read all keys of their request.
+    Tiles that fit, but are not weighed, were slower in it, or no faster.
     """
     hooks, kv_format = spec.variant.hooks, spec.kv_format
     transformed = "key_transform" in hooks or "value_transform" in hooks or spec.is_narrow
@@ -57,7 +57,7 @@ def is_covered(spec: AttentionSpec, arch: Arch) -> bool:
 
 
 def predicted_us(spec: AttentionSpec, arch: Arch, tile: TileConfig, work: Work) -> float:
-    """Time of a batch."""
+    """Predicted time of a batch, in microseconds."""
     machine = MACHINES[arch.name]
     return predicted_with(template_of(tile).rates(spec, tile, arch), machine, spec, tile, work)
 
@@ -65,7 +65,7 @@ def predicted_us(spec: AttentionSpec, arch: Arch, tile: TileConfig, work: Work) 
 def predicted_with(
     rates: Rates, machine: Machine, spec: AttentionSpec, tile: TileConfig, work: Work
 ) -> float:
-    """The same with any rates of the tile, on any machine."""
+    """`predicted_us` with given rates and machine."""
     lanes = spec.head_dim_qk + spec.head_dim_v
     key_bytes = lanes * spec.stored_dtype.bytes
     tiles = math.ceil(work.rows / tile.rows)

@@ -1,4 +1,4 @@
-"""Which two tiles launches of two roles have on a GPU, if any (decisions 0044 and 0054)."""
+"""Which two tiles a launch of two roles has on a GPU, if any (decisions 0044 and 0054)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 
-MANY_ROWS = 64  # fused, of a request: more are a prefill
-_WARP_KEYS = 32  # of a warp that streams; each looks up one
-_MOST_WARPS = 11  # of three groups of four, one is for prefetching
-# Of heads. With 48, 80 and 112 two roles take longer than two wrappers in turn, and with 80 and 112
-# than one tile. Of others than 128 tiles of 8 rows are measured, by plans that choose.
+MANY_ROWS = 64  # fused rows; a request with more is a prefill
+_WARP_KEYS = 32  # keys of a streaming warp; each lane looks up one
+_MOST_WARPS = 11  # of the 12 warps of three groups, one is for prefetching
+# Lanes of heads. With 48, 80 and 112 two roles take longer than two wrappers in turn, and with 80
+# and 112 than one tile. For lanes other than 128 only tiles of 8 rows are measured, by plans that
+# choose.
 _LANES = (64, 96, 128)
 FULL_LANES = 128
-# Warps that compute transform queries once for an item, but these at each tile of keys: fused RoPE
-# took longer so beside decodes than two wrappers with a group that transforms (decision 0044).
+# Hooks that the computing warps run at each key tile; they transform queries once per item. Fused
+# RoPE took longer this way beside decodes than two wrappers with a transforming group of warps
+# (decision 0044).
 _SLOW_HOOKS = {"key_transform", "value_transform"}
 _REASON = "requests of few rows and of many: decodes stream keys on some SMs while others compute"
 
@@ -27,15 +29,15 @@ _REASON = "requests of few rows and of many: decodes stream keys on some SMs whi
 def role_choices(spec: AttentionSpec, arch: Arch, group_size: int) -> tuple[TileChoice, ...]:
     """Tiles for batches that mix decodes and prefills; none if one tile serves such batches.
 
-    Those with the fewest rows for a decode come first: they are faster where they hold all rows of
-    the decodes, and requests with more rows are prefills to them.
+    Choices whose decode tile has the fewest rows come first: they are faster if the tile holds all
+    rows of the decodes; requests with more rows count as prefills.
 
-    The most warps that shared memory holds: each asks for keys of its own.
+    A decode tile has as many warps as shared memory allows: each warp loads its own keys.
 
     Args:
         spec: what to compute.
-        arch: where.
-        group_size: query heads of a key/value head, which are the rows of a decode.
+        arch: target architecture.
+        group_size: query heads of a key/value head: the rows of a decode.
     """
     if _not_measured(spec):
         return ()
@@ -44,7 +46,7 @@ def role_choices(spec: AttentionSpec, arch: Arch, group_size: int) -> tuple[Tile
 
 
 def role_obstacle(spec: AttentionSpec, arch: Arch, group_size: int) -> str | None:
-    """Why `role_choices` has none, for `explain()`; None if it has some."""
+    """Why `role_choices` returns none, for `explain()`; None if it returns some."""
     if role_choices(spec, arch, group_size):
         return None
     if not HOPPER.compiles_for(arch):
@@ -57,7 +59,7 @@ def role_obstacle(spec: AttentionSpec, arch: Arch, group_size: int) -> str | Non
 
 
 def _not_measured(spec: AttentionSpec) -> str | None:
-    """What the spec has that was slower by two roles, or not measured; None if nothing."""
+    """What in the spec made two roles slower, or was not measured; None if nothing."""
     lanes = (FULL_LANES,) if spec.kv_format.composed else _LANES
     if spec.head_dim_qk != spec.head_dim_v or spec.head_dim_v not in lanes:
         known = ", ".join(map(str, lanes))
@@ -68,10 +70,10 @@ def _not_measured(spec: AttentionSpec) -> str | None:
 
 
 def _heights(spec: AttentionSpec, group_size: int) -> list[int]:
-    """Rows of the tiles of decodes.
+    """Candidate rows of the decode tile.
 
-    In composed plans those of 16 keep registers in memory, and took up to 1.09 times as long as one
-    tile for all on an H200; for heads of fewer lanes than 128 they are not measured.
+    In composed plans, decode tiles of 16 rows spill registers, and took up to 1.09 times as long as
+    one tile for all on an H200; for heads of fewer than 128 lanes they are not measured.
     """
     if spec.kv_format.composed or spec.head_dim_qk < FULL_LANES:
         return [TURNED_ROWS] if group_size <= TURNED_ROWS else []

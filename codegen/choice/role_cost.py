@@ -1,8 +1,8 @@
-"""What key tiles of two roles cost, from which CTAs are shared out: prefills compute, decodes read.
+"""Prices of key tiles of two roles, by which CTAs are divided: prefills compute, decodes read.
 
-Those of Hopper's tiles for an H200, by FLOPs and bytes; of 16-bit keys they are held against
-recorded splits of 112 batches (`benchmarks/role_splits.py --fit`), and what 8-bit keys take was
-measured. Prices of portable tiles never were; other GPUs are planned for by the same ones.
+Prices of Hopper's tiles are for an H200, by FLOPs and bytes. For 16-bit keys they were compared
+with recorded splits of 112 batches (`benchmarks/role_splits.py --fit`); for 8-bit keys they were
+measured. Prices of portable tiles were never measured; plans for other GPUs use the same prices.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from warploom.dsl.types.ir import LEAVES, UNARY_MATH
 from warploom.dsl.types.spec import AttentionSpec
 
 _PREFILL_SIZE = 128 * 128 * (128 + 128)  # rows, keys and lanes of `TwoRoles.prefill_ps`
-_BYTES = 2  # of the elements there; tensor cores take as much longer for larger ones
+_BYTES = 2  # per element there; tensor cores take proportionally longer for larger ones
 _BANDWIDTH = 4200  # GB/s that decoding reads on all SMs
-# Rows that a key costs a tile on a CPU beside its own, for being read. The kernel counts so too,
-# where it asks how many threads are worth starting.
+# On a CPU, reading a key costs a tile as much as this many rows. The kernel counts the same way
+# when it decides how many threads are worth starting.
 _ROWS_OF_A_KEY = 16
-# A logits transform makes a tile of 128 x 128 of prefills longer by this for each instruction that
-# an element takes, but for one, which hides: 23 chains of 1 to 32 operations on an H200.
+# Time that each instruction per element of a logits transform adds to a prefill tile of 128 x 128;
+# one instruction is hidden. From 23 chains of 1 to 32 operations on an H200.
 _INSTRUCTION_PS = 100_000
-_FEW_INSTRUCTIONS = 4  # a soft-cap's; with more no split of mixed batches was recorded
-# Instructions of an operation; any other has one. Those of special functions issue more slowly.
+_FEW_INSTRUCTIONS = 4  # of a soft-cap; with more no split of mixed batches was recorded
+# Instructions of an operation, 1 if not listed. Those of special functions issue more slowly.
 _INSTRUCTIONS = dict.fromkeys(UNARY_MATH, 3) | {
-    **dict.fromkeys(LEAVES | {"abs", "neg", "select"}, 0),  # parts of what computes with them
+    **dict.fromkeys(LEAVES | {"abs", "neg", "select"}, 0),  # parts of the operation that uses them
     **dict.fromkeys(("floor", "ceil", "to_int", "to_float", "cast", "load", "div"), 4),
     **dict.fromkeys(("pow", "sigmoid"), 6),
     **dict.fromkeys(("floordiv", "mod", "fmod", "call"), 12),
 }
-_NEVER = 2**31 - 1  # CTAs that saturate memory where nobody has measured any that do
+_NEVER = 2**31 - 1  # CTAs that saturate memory where that was not measured
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class RoleCost:
     """What two roles cost.
 
     Attributes:
-        prefill, decode: picoseconds that one SM takes for a key tile of each; on a CPU they are
-            known in proportion alone.
-        saturating: SMs that decode as fast as memory lets all.
-        decode_in_tall: picoseconds that one SM computes if the tile of prefills takes the keys of
-            a decode's tile; 0 where memory is slower, as with 16-bit keys that nothing transforms.
-        is_known: whether prefills were measured beside decodes, with as many instructions.
+        prefill, decode: picoseconds that one SM takes for a key tile of each; on a CPU only their
+            ratio is known.
+        saturating: number of decoding SMs that saturate memory bandwidth.
+        decode_in_tall: picoseconds that one SM computes if the prefill tile processes the keys of a
+            decode key tile; 0 where memory is slower, as with 16-bit keys without transforms.
+        is_known: whether prefills with as many instructions were measured beside decodes.
     """
 
     prefill: int
@@ -63,7 +63,7 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
 
     Args:
         spec: lanes and types.
-        tile: with that of the decodes.
+        tile: prefill tile, with the decode tile in it.
     """
     template = template_of(tile)
     assert tile.decode is not None and isinstance(template, TwoRoles)
@@ -86,10 +86,10 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
 
 
 def _instructions(spec: AttentionSpec) -> int:
-    """How many an element takes beside a softmax, about: of a product and a sum one.
+    """About how many instructions an element takes beside the softmax; a multiply-add is one.
 
-    What is the same along a row or a column is computed once for it, and what a softmax takes over
-    (a scale, a bias that grows evenly from key to key) costs nothing.
+    Values that are constant along a row or a column are computed once for it, and what the softmax
+    absorbs (a scale, a bias that grows linearly with the key) costs nothing.
     """
     variant = spec.variant
     transform = logits_hooks(variant, shifts_rows=variant.softmax).roots.get("logits_transform")
@@ -103,12 +103,12 @@ def _instructions(spec: AttentionSpec) -> int:
 
 
 class Margins(NamedTuple):
-    """What decides beside prices, fitted by `benchmarks/fit_roles.py`.
+    """Margins beside prices, fitted by `benchmarks/fit_roles.py`.
 
     Attributes:
-        spread: two roles must save 1 of so many of the time, which is what they lose where one of
-            them has hardly anything to do.
-        longer: one tile takes 1 of so many longer for decodes than memory does, since most of its
+        spread: two roles must save 1/spread of the time, which is what they lose where one of them
+            has hardly any work.
+        longer: one tile takes 1/longer more time for decodes than memory does, since most of its
             rows are empty.
     """
 
@@ -120,12 +120,12 @@ SHIPPED = Margins()
 
 
 class Forecast(NamedTuple):
-    """How long a batch takes, in picoseconds.
+    """Predicted times of a batch, in picoseconds.
 
     Attributes:
-        in_turn: by one tile for all, which computes and reads in turn.
-        at_once: by two roles, which do both at once.
-        margin: what two roles cost.
+        in_turn: with one tile for all, which computes and reads in turn.
+        at_once: with two roles, which compute and read at the same time.
+        margin: overhead of two roles.
     """
 
     in_turn: int
@@ -141,17 +141,17 @@ class Forecast(NamedTuple):
 def forecast(
     cost: RoleCost, prefills: int, decodes: int, ctas: int, margins: Margins = SHIPPED
 ) -> Forecast:
-    """By batches on an H200 (decision 0056).
+    """Times of a batch with one tile and with two roles, from batches on an H200 (decision 0056).
 
-    One tile for all takes for decodes what memory takes, or, for 8-bit keys, what it takes to
-    compute. Two roles are done when memory has been read, or when all CTAs have done an equal share
-    of all work.
+    With one tile for all, decodes take the time of reading memory, or of computing with 8-bit keys
+    or a logits transform, if that is longer. Two roles are done when memory has been read and when
+    each CTA has done an equal share of all work, whichever is later.
 
     Args:
-        cost: of the key tiles of both.
+        cost: prices of the key tiles of both roles.
         prefills, decodes: key tiles of all heads.
-        ctas: that may get work.
-        margins: what decides beside.
+        ctas: CTAs that may get work.
+        margins: margins beside the prices.
     """
     prefill, decode = prefills * cost.prefill, decodes * cost.decode
     reading = decode // min(cost.saturating, ctas)
@@ -162,7 +162,7 @@ def forecast(
 
 
 def role_cost_on_cpu(tile: TileConfig) -> RoleCost:
-    """Prices on a CPU: a key costs a tile its rows, and some more for being read."""
+    """Prices on a CPU: a key costs as much as the tile's rows, and some more for being read."""
     assert tile.decode is not None  # it has two roles
     prefill, decode = (own.keys * (own.rows + _ROWS_OF_A_KEY) for own in (tile, tile.decode))
     return RoleCost(prefill, decode, _NEVER)

@@ -1,7 +1,8 @@
 """Which tile a CUDA kernel is compiled for: a pure function of spec, batch and architecture.
 
-One fused row a request has a template of its own. Of the others, where a sweep was recorded, the
-model of `cost.py` chooses; elsewhere the rows do, and each template ranks its tiles.
+Batches of one fused row per request have their own template. For other batches the model of
+`cost.py` chooses where a sweep was recorded; elsewhere the number of rows chooses the template,
+and each template ranks its tiles.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ def choose_tile(
 
     Args:
         spec: what to compute.
-        arch: where.
+        arch: target architecture.
         mean_fused_rows: query rows x query heads per key/value head, mean over the requests.
-        items_per_sm: requests x key/value heads for each SM; None if unknown, taken as many.
-        mean_keys: keys of a request; None if unknown. Only the model asks for them.
+        items_per_sm: requests x key/value heads for each SM; None: unknown, many are assumed.
+        mean_keys: keys of a request; None: unknown. Only the model uses it.
 
     Returns:
         A tile that fits the architecture, and why it was chosen.
@@ -53,7 +54,7 @@ def choose_tile(
 
 
 def tiles_weighed(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
-    """Tiles that a model of costs chooses from, the highest last; none where there is no model."""
+    """Tiles that the cost model chooses from, most rows last; none where there is no model."""
     if not is_covered(spec, arch):
         return []
     recorded = (template for template in CUDA if arch.name in template.recorded)
@@ -62,9 +63,9 @@ def tiles_weighed(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
 
 
 def every_tile(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
-    """All tiles that a batch of some kind may get and that fit, for measurements of the choice.
+    """All fitting tiles that some batch may get, for measurements of the choice.
 
-    That of one row is left out: it has no rival.
+    The tile of one row is left out, since nothing competes with it.
     """
     works = [Work(rows, items) for rows in (2, 64, 128) for items in (1, Work.items)]
     offered = (template.tiles(spec, arch, work) for work in works for template in CUDA)
@@ -73,7 +74,7 @@ def every_tile(spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
 
 
 def _by_rows(spec: AttentionSpec, arch: Arch, work: Work) -> TileChoice:
-    """The best tile of the first template that has one for so many rows."""
+    """The best tile of the first template that has one for the batch's rows."""
     for template in CUDA:
         for tile in template.tiles(spec, arch, work)[:1]:
             reason = template.reason(spec, tile, arch, work) + template.rule(work)
@@ -91,7 +92,7 @@ def _cheapest(
     """The tile that the model predicts to be fastest."""
     known = [tile for tile in pool if template_of(tile).is_known(tile, work)] or pool[-1:]
     costs = {tile: predicted_us(spec, arch, tile, work) for tile in known}
-    ranked = sorted(known, key=lambda tile: costs[tile])  # the first of equals
+    ranked = sorted(known, key=lambda tile: costs[tile])  # stable: the first of equals wins
     tile = ranked[0]
     reason = template_of(tile).reason(spec, tile, arch, work)
     given = f"{work.items:.3g} pairs of a request and a head for each SM and {work.keys:.4g} keys"

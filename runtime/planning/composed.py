@@ -1,4 +1,4 @@
-"""Plans of the composed format: prefixes found in the page table, parts chosen, sizes, checks."""
+"""Plans of the composed format: prefixes found in page tables, choice of parts, sizes, checks."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from warploom.scheduler.partition.fixed import ChunkCounts
 from warploom.scheduler.plans.capacity import Capacity
 from warploom.scheduler.plans.plan import Plan
 
-MAX_LEVELS = 4  # parts that a request reads where no bounds say another number
-FEWEST_ROWS = STREAMED_ROWS + 1.0  # fused rows that a composed plan's tile is chosen for on a GPU
+MAX_LEVELS = 4  # most parts that a request reads, unless bounds are declared
+FEWEST_ROWS = STREAMED_ROWS + 1.0  # least fused rows for which a GPU tile is chosen
 _OF_REQUEST = frozenset(("batch", "q_len", "kv_len"))
 
 
 def depends_on_request(traced: TracedVariant) -> str | None:
-    """Why keys and values look different to requests that share them, or None if they do not."""
+    """Why keys and values, once transformed, depend on the reading request; None if they do not."""
     for hook in ("key_transform", "value_transform"):
         graph = traced.hooks.get(hook)
         if graph is not None:
@@ -53,7 +53,7 @@ def depends_on_request(traced: TracedVariant) -> str | None:
 
 
 def shared_prefixes(arrays: Arrays, traced: TracedVariant, page_size: int) -> PrefixForest:
-    """What the requests of a paged batch share; nothing where keys depend on the request."""
+    """Shared prefixes of a paged batch; none if transformed keys depend on the request."""
     full_pages = arrays.kv_lens.astype(np.int64) // page_size
     if depends_on_request(traced):
         full_pages[:] = 0
@@ -62,7 +62,7 @@ def shared_prefixes(arrays: Arrays, traced: TracedVariant, page_size: int) -> Pr
 
 
 def mean_rows(arrays: Arrays, forest: PrefixForest, group_size: int) -> float:
-    """Fused rows that a key meets on average, if all that is shared is read together."""
+    """Mean fused rows per key, if all shared keys are read together."""
     fused = arrays.segments["num_q"].astype(np.int64) * group_size
     products = float((fused * arrays.kv_lens).sum())
     requests = forest.sum_over_requests(np.ones(len(fused), np.int64))
@@ -80,8 +80,7 @@ class ComposedRules(Rules):
         """The tile of all plans, or None if each batch chooses.
 
         Raises:
-            ArgumentError: bits that do not depend on neighbours were asked for, or a tile of more
-                rows than have a code.
+            ArgumentError: batch invariance was requested, or a tile of more than ROW_CODE rows.
         """
         options = self.options
         if options.batch_invariant:
@@ -95,14 +94,14 @@ class ComposedRules(Rules):
         return as_fixed(self._for_rows(rows / max(1, options.bounds.segments)))
 
     def _given(self, tile: TileConfig) -> TileChoice:
-        """The caller's tile, if composed plans can have it."""
+        """The caller's tile, if composed plans support it."""
         if tile.rows > ROW_CODE:
             reason = f"has {tile.rows} rows; composed plans take {ROW_CODE} at most"
             raise ArgumentError(name="tile", reason=reason)
         return self._kernels.given(tile)
 
     def _choose(self, batch: Batch) -> TileChoice:
-        """By the rows that a key meets in the batch."""
+        """The cheapest tile by the cost model, else by the mean rows per key."""
         assert isinstance(batch, HostBatch)  # no native planner measures composed batches
         shared, heads = self._shared(batch), self.heads
 
@@ -116,7 +115,7 @@ class ComposedRules(Rules):
         return self._for_rows(mean_rows(batch.arrays, shared.forest, heads.group_size))
 
     def _for_rows(self, rows: float) -> TileChoice:
-        """The tile for keys that this many fused rows meet on average."""
+        """The tile for this mean number of fused rows per key."""
         return self._kernels.choose(max(rows, self._fewest_rows))
 
     def _candidates(self) -> list[TileChoice]:
@@ -125,8 +124,8 @@ class ComposedRules(Rules):
 
     @property
     def _fewest_rows(self) -> float:
-        """On a GPU, where rows alone decide, tiles of 64 rows and more: those of 16 read long
-        prefixes of many rows again and again."""
+        """Least rows to choose a tile for. On a GPU this gives tiles of 64 rows or more where rows
+        alone decide: tiles of 16 rows would read long prefixes of many rows again and again."""
         return FEWEST_ROWS if isinstance(self._kernels.target, Arch) else 1.0
 
     def _shared(self, batch: HostBatch) -> SharedBatch:

@@ -1,4 +1,4 @@
-"""Where the plans of a wrapper go: its workspace, and the parameters that point there."""
+"""The memory of a wrapper's plans: its workspace, and the kernel parameters that point to it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from warploom.scheduler.plans.plan import Plan
 
 
 class PlanMemory:
-    """Memory of one wrapper's plans, of which it holds the last.
+    """Memory of one wrapper's plans; it holds the last plan.
 
     Attributes:
-        workspace: where that lies.
-        upload: brings it there.
-        room: its layout, once there is one.
-        number: how many there have been.
+        workspace: memory of the last plan.
+        upload: copies plans to the workspace.
+        room: layout of the last plan; None before the first.
+        number: number of plans so far.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PlanMemory:
     def fit(
         self, exact: Bounds, kernel: Kernel, chunks: ChunkCounts | None = None
     ) -> tuple[Capacity, WorkspaceSize]:
-        """Sizes for the declared bounds, or else for the batch's own and some larger ones.
+        """Layout and sizes for the declared bounds, else for the batch's own sizes, rounded up.
 
         Raises:
             WorkspaceTooSmall: the caller's memory cannot hold the batch.
@@ -53,7 +53,7 @@ class PlanMemory:
         try:
             room, size = sizes(grown(exact), tile, ctas, chunks and grown(chunks))
             self.workspace.check(size)
-        except WorkspaceTooSmall:  # the caller's memory; it may still hold this very batch
+        except WorkspaceTooSmall:  # memory given by the caller may still hold this batch exactly
             room, size = sizes(exact, tile, ctas, chunks)
             self.workspace.check(size)
         return room, size
@@ -67,10 +67,10 @@ class PlanMemory:
         self.point_to(room)
 
     def point_to(self, room: Capacity) -> None:
-        """Have kernels read a plan of this layout."""
+        """Point the kernels' parameters to a plan of this layout."""
         if self._rules.spec.stamps:
             self.workspace.forget_stamps()
-        target = self.workspace.plan_ints  # another tensor in each layout of the workspace
+        target = self.workspace.plan_ints  # a new tensor whenever the workspace is laid out anew
         if target is self._addressed and room is self.room:
             return
         self._addressed, self.room = None, room  # an interrupt may come before all is written
@@ -87,8 +87,7 @@ class PlanMemory:
         """The last plan as it lies in memory: int32 (room.total_ints,).
 
         Raises:
-            ForbiddenUnderCapture: the current stream is being captured, and would have to be
-                waited for.
+            ForbiddenUnderCapture: the current stream, for which this waits, is being captured.
         """
         remedy = "Ask before the capture, or between replays."
         refuse_under_capture(self._device, "a plan was read back from the device", remedy)

@@ -1,4 +1,4 @@
-"""Which batches get two roles by themselves: those of decodes and prefills where that pays."""
+"""Which batches get two roles automatically: mixed decodes and prefills where two roles pay."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.formats.batch import RoleSizes, RoleTiles, Sizes
 from warploom.runtime.planning.visibility import Heads
 
-_PREFILL_ROWS = 256  # of a request: fewer may be drafts that are to be verified
-# Of the mean request: with fewer all may be drafts, and with more most rows are those of prefills.
+_PREFILL_ROWS = 256  # rows of a request; one with fewer may be drafts to verify
+# Rows of the mean request: with fewer all may be drafts, with more most rows belong to prefills.
 _FEWEST_ROWS, _FEW_ROWS = 8, 64
-# Planners of a device work in its shared memory, 180 KB of it for so many of these.
+# Limits for device planners: for this many they need 180 KB of shared memory.
 _MOST_REQUESTS, _MOST_FUSED = 1024, 2048 * 128
 
 
@@ -24,8 +24,8 @@ class Mix(NamedTuple):
 
     Attributes:
         choice: its tile, of two roles.
-        sizes: by which batches are counted.
-        cost: of its key tiles.
+        sizes: tile sizes by which key tiles of batches are counted.
+        cost: prices of its key tiles.
     """
 
     choice: TileChoice
@@ -34,10 +34,10 @@ class Mix(NamedTuple):
 
 
 class Mixes:
-    """Mixed batches of one wrapper, whose others get one tile.
+    """Choices for the mixed batches of one wrapper; its other batches get one tile.
 
     Attributes:
-        all: what a mixed batch may get; the first that pays is taken.
+        all: kernels that a mixed batch may get; the first that pays is taken.
     """
 
     def __init__(self, spec: AttentionSpec, heads: Heads, choices: Sequence[TileChoice]) -> None:
@@ -45,11 +45,11 @@ class Mixes:
         self._heads = heads
 
     def choice(self, ctas: int, count: Callable[[RoleSizes], RoleTiles]) -> TileChoice | None:
-        """The first one that is faster than one tile; None if none is.
+        """The first choice that is faster than one tile; None if none is.
 
         Args:
-            ctas: that may get work.
-            count: what a batch that `may_be_mixed` has of both roles.
+            ctas: CTAs that may get work.
+            count: counts key tiles of both roles in a batch that `may_be_mixed`.
         """
         for mix in self.all:
             if self.forecast(mix, ctas, count).pays:
@@ -57,7 +57,7 @@ class Mixes:
         return None
 
     def forecast(self, mix: Mix, ctas: int, count: Callable[[RoleSizes], RoleTiles]) -> Forecast:
-        """How long a batch takes by one of these, and by one tile; see `choice`."""
+        """Times of a batch with one of these kernels, and with one tile; see `choice`."""
         heads = self._heads.num_kv
         prefills, decodes = count(mix.sizes)
         return forecast(mix.cost, prefills * heads, decodes * heads, ctas)
@@ -66,7 +66,7 @@ class Mixes:
 def may_be_mixed(sizes: Sizes, group_size: int) -> bool:
     """Whether a batch of these sizes can have prefills and decodes.
 
-    Not where requests have several segments (block rows), which share keys.
+    False if requests have several segments (block rows), which share keys.
     """
     return (
         sizes.longest_q * group_size > MANY_ROWS
@@ -76,15 +76,15 @@ def may_be_mixed(sizes: Sizes, group_size: int) -> bool:
 
 
 def may_hold_prefills(requests: int, rows: int, group_size: int, lanes: int = FULL_LANES) -> bool:
-    """Whether one kernel for all batches is to have two roles.
+    """Whether one kernel for all batches should have two roles.
 
-    It is where a prefill may come beside many requests of few rows: a tile for the mean request
-    reads the keys of a prefill often, and one for prefills computes rows that decodes do not have.
+    True if a prefill may come beside many requests of few rows: a tile for the mean request reads
+    the keys of a prefill many times, and a tile for prefills computes rows that decodes lack.
 
     Args:
-        requests, rows: of the largest batch.
+        requests, rows: requests and query rows of the largest batch.
         group_size: query heads of a key/value head.
-        lanes: of a head; for others than are measured there is one tile.
+        lanes: lanes of a head; only FULL_LANES was measured, others get one tile.
     """
     return (
         lanes == FULL_LANES

@@ -1,7 +1,7 @@
 """What a planner on the device can find wrong with a batch."""
 
 GOOD = 0
-# In words; a reason's place is its number in `warploom::PlanStatus` of
+# The index of a reason is its value in `warploom::PlanStatus` of
 # templates/common/warploom/planner/batch.hpp.
 REASONS = (
     "nothing is wrong",

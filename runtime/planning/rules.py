@@ -1,4 +1,4 @@
-"""What the plans of a wrapper have in common: tiles, sizes, assigning, and how NumPy makes them."""
+"""Rules for all plans of a wrapper: tiles, sizes, partition, and how NumPy makes them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from warploom.scheduler.plans.capacity import Capacity, WorkspaceSize, capacity,
 from warploom.scheduler.plans.plan import Plan, make_plan
 from warploom.scheduler.plans.verify import verify
 
-_KEPT = 256  # sizes, and choices of tiles
-INVARIANT_ROWS = 64.0  # fused rows for which an invariant wrapper without bounds takes its tile
+_KEPT = 256  # cached sizes, and cached choices of tiles
+INVARIANT_ROWS = 64.0  # fused rows for which a fixed tile is chosen without bounds
 INVARIANT_SPLIT = 2048  # keys; chunks of this size keep a GPU busy from a few requests on
 Grown = TypeVar("Grown", Bounds, ChunkCounts)
 
@@ -48,11 +48,11 @@ class Options:
     Attributes:
         bounds: the largest batch, if declared.
         fixed_tile: the tile must not depend on the batch.
-        batch_invariant: neither may the split.
+        batch_invariant: neither the tile nor the split may depend on the batch.
         sm_limit: CTAs that may get work, or None for all.
         tile: the caller's choice of a tile.
-        may_mix: batches may get two roles by themselves.
-        is_native: planners are compiled for the format that plans have, which know its lists.
+        may_mix: batches may get two roles automatically.
+        is_native: there are native planners for the format of the plans.
     """
 
     bounds: Bounds | None
@@ -65,17 +65,17 @@ class Options:
 
     @property
     def may_plan_natively(self) -> bool:
-        """Whether there are native planners: they know no fixed splits."""
+        """Whether native planners can plan; they do not support fixed splits."""
         return self.is_native and not self.batch_invariant
 
 
 class Rules:
-    """Rules for the plans of one wrapper, or of one declaration, which asks for tiles alone.
+    """Rules for the plans of one wrapper, or of one declaration, which needs tiles only.
 
     Attributes:
         spec, heads, options, device: the wrapper's. A declaration has no device.
-        sizes: layout and workspace of plans of any batch within given bounds, for a tile and a
-            number of CTAs, cut into given chunks.
+        sizes: returns layout and workspace size for plans within given bounds, for a tile, a number
+            of CTAs and, with fixed splits, numbers of chunks.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Rules:
         options: Options,
         device: torch.device,
     ) -> None:
-        """Choose nothing yet; tiles will be of these kernels."""
+        """Choose nothing yet; tiles will be chosen among these kernels."""
         self.spec, self.heads, self.options, self.device = spec, heads, options, device
         self._kernels = kernels
         self._batched = format_of(spec.kv_format).batched
@@ -113,13 +113,13 @@ class Rules:
             if mixed is not None:
                 return as_fixed(mixed)
             mean = bounds.max_q_rows / max(1, bounds.segments)
-            rows = max(1.0, mean) * self.heads.group_size  # who has rows has one at least
+            rows = max(1.0, mean) * self.heads.group_size  # at least one row per request
             items = bounds.segments * self.heads.num_kv
             keys = bounds.max_kv_len
         return as_fixed(self._kernels.choose(rows, items, keys))
 
     def _mixed_within(self, bounds: Bounds) -> TileChoice | None:
-        """The kernel of all batches within bounds, if it is one of two roles."""
+        """The kernel of two roles that all batches within bounds get; None if they get one tile."""
         options, group_size = self.options, self.heads.group_size
         if not options.may_mix or not options.may_plan_natively or bounds.max_segments is not None:
             return None
@@ -137,11 +137,11 @@ class Rules:
         return self.fixed is not None and bool(self.fixed.tile.of_roles)
 
     def choice(self, batch: Batch, count: Callable[[RoleSizes], RoleTiles]) -> TileChoice:
-        """The tile of all plans, or that for a batch.
+        """The tile of all plans, or the tile for a batch.
 
         Args:
-            batch: its sizes.
-            count: what it has of each role, with the values that the mask reads.
+            batch: the batch.
+            count: counts its key tiles of each role, with the values that the mask reads.
         """
         is_unread = isinstance(batch, OnDevice)
         group_size = self.heads.group_size
@@ -150,8 +150,8 @@ class Rules:
         return self.mixes.choice(self.free_ctas, count) or self.one_tile(batch)
 
     def one_tile(self, batch: Batch) -> TileChoice:
-        """The tile of all plans, or that of a batch without roles, as those are that nobody reads:
-        room for two roles would depend on the batch."""
+        """The tile of all plans, or the tile of a batch without roles. Batches on a device get no
+        roles, since the host does not read them and room for two roles depends on the batch."""
         return self.fixed or self._choose(batch)
 
     def role_tiles(self, batch: HostBatch, inputs: Inputs, sizes: RoleSizes) -> RoleTiles:
@@ -161,9 +161,9 @@ class Rules:
 
     @cached_property
     def mixes(self) -> Mixes | None:
-        """Which batches get two roles; None if one tile serves decodes beside prefills, too.
+        """Kernels of two roles for mixed batches; None if mixed batches get one tile, too.
 
-        Bounds of no more rows than requests are those of decodes, which need no such kernel.
+        Bounds with no more rows than requests are for decodes only, which need no such kernel.
         """
         options, bounds = self.options, self.options.bounds
         if not options.may_mix or self.fixed is not None:
@@ -175,7 +175,7 @@ class Rules:
 
     @property
     def obstacle_to_roles(self) -> str | None:
-        """Why no batch of these kernels gets two roles by itself, or None."""
+        """Why no batch of these kernels gets two roles automatically, or None."""
         return self._kernels.obstacle_to_roles(self.heads.group_size)
 
     @property
@@ -185,17 +185,17 @@ class Rules:
 
     @cached_property
     def free_ctas(self) -> int:
-        """CTAs that may get work where a GPU holds one on each SM."""
+        """CTAs that may get work on a GPU with one CTA per SM."""
         sms = cuda_facts(self.device.index).num_sms
         return min(sms, self.options.sm_limit or sms)
 
     def _choose(self, batch: Batch) -> TileChoice:
-        """By its segments, and their mean number of fused rows."""
+        """The tile for the batch's number of segments, their mean fused rows, and its keys."""
         sizes = batch.sizes
         return self._chosen(
             sizes.busy_rows * self.heads.group_size,
             sizes.num_segments * self.heads.num_kv,
-            1 << sizes.max_kv_len.bit_length(),  # or each step of decoding would choose anew
+            1 << sizes.max_kv_len.bit_length(),  # else each decode step would choose anew
             self.pretransforms and may_pretransform(batch, self._batched, self.heads.num_kv),
         )
 
@@ -232,7 +232,7 @@ class Rules:
         return batch.least_bounds
 
     def chunks(self, batch: HostBatch, tile: TileConfig) -> ChunkCounts | None:
-        """What a batch is cut into, if it is cut at multiples of one size."""
+        """Chunk counts of a batch with fixed splits; None without."""
         size, heads = self._split_size, self.heads
         if size is None:
             return None
@@ -241,7 +241,7 @@ class Rules:
 
     @property
     def _split_size(self) -> int | None:
-        """Keys at whose multiples each role cuts, rounded up to its key tile."""
+        """Split size in keys, which each role rounds up to its key tile; None: no fixed splits."""
         return INVARIANT_SPLIT if self.options.batch_invariant else None
 
     # Plans
@@ -251,16 +251,16 @@ class Rules:
         return min(self.options.sm_limit or kernel.num_ctas, kernel.num_ctas)
 
     def uses_stream_k(self, batch: Batch, tile: TileConfig) -> bool:
-        """True if segments have few tiles, or the GPU.
+        """True if segments have few tiles, or if there are few tiles for the GPU's SMs.
 
-        Of two roles, if bits may depend on the batch: True if no prefills may be dealt, as a device
-        deals none (decision 0062).
+        With two roles, if bits may depend on the batch: True if the device plans, since a device
+        planner deals no prefills (decision 0062).
 
         The order of tiles that share keys matters to the cache, so long prefills are assigned
         longest first, section by section; for decoding and appending a Stream-K partition is as
-        good, and a device can make it. Where tiles are too few for half of the SMs each is cut, and
-        the Stream-K partition cuts equal tiles of the same keys at the same places, so that the
-        cache has them for all.
+        good, and a device can make it. With at most half as many tiles as SMs every tile is cut,
+        and the Stream-K partition cuts equal tiles of the same keys at the same places, so that all
+        of them find the keys in the cache.
         """
         if self.options.batch_invariant:
             return False
@@ -277,7 +277,7 @@ class Rules:
         return 2 * tiles <= min(self.options.sm_limit or sms, sms)
 
     def _section_keys(self, batch: Batch, tile: TileConfig) -> int | None:
-        """Keys of one head that half of the L2 holds, where several tiles read the same keys."""
+        """Keys of one head that half of the L2 holds, if several tiles read the same; else None."""
         if tile.of_roles:
             return None
         rows = batch.sizes.segment_rows * self.heads.group_size
@@ -295,16 +295,16 @@ class Rules:
 
     @property
     def piece_keys(self) -> int:
-        """Keys that a partial result is worth, where tiles are assigned longest first.
+        """Cost of a partial result in keys, where tiles are assigned longest first.
 
-        Threads of a CPU take items of any list, and merge in their caches.
+        0 on a CPU, where threads take items of any list and merge in their caches.
         """
         return PIECE if self.device.type == "cuda" else 0
 
     def visibility(
         self, arrays: Arrays, scalars: Mapping[str, Any], known: Mapping[str, Any]
     ) -> Visibility:
-        """The mask's answers for a batch, with the values of its inputs."""
+        """The mask's answers for a batch, with the values of the mask's inputs."""
         traced, kv_format = self.spec.variant, self.spec.kv_format
         columns = kv_format.block_kv if kv_format.column_positions else 0
         analysis = TileAnalysis(traced, scalars, known)
@@ -322,7 +322,7 @@ class Rules:
         return make_plan(problem, batch.indices), visibility
 
     def problem(self, segments: Records, kernel: Kernel, visibility: Visibility) -> Problem:
-        """What is planned for a kernel, but for how tiles are cut."""
+        """The problem of a kernel, without the options of how tiles are cut."""
         tile, heads = kernel.tile, self.heads
         return Problem(
             segments, heads.num_kv, heads.group_size, tile.rows, tile.keys, kernel.num_ctas,
@@ -331,13 +331,13 @@ class Rules:
         )  # fmt: skip
 
     def prices(self, kernel: Kernel) -> RolePrices | None:
-        """What work of the two roles of a kernel costs one of its CTAs."""
+        """Prices of work of a kernel's two roles, for one of its CTAs; None for one role."""
         tile = kernel.tile
         if not tile.of_roles:
             return None
         on_gpu = self.device.type == "cuda"
         found = role_cost(self.spec, tile) if on_gpu else role_cost_on_cpu(tile)
-        # CTAs on an SM: those that a limit leaves find one of their own if there are as many
+        # CTAs per SM: if a limit leaves at most one CTA for each SM, every CTA has its own SM.
         sms = cuda_facts(self.device.index).num_sms if on_gpu else self.active_ctas(kernel)
         sharing = -(-self.active_ctas(kernel) // sms)
         tiles = sharing * found.prefill, sharing * found.decode
@@ -346,24 +346,24 @@ class Rules:
         return RolePrices.of_tiles(roles, tiles, saturating, self.cached_keys, found.is_known)
 
     def check_of(self, arrays: Arrays) -> Check:
-        """How a plan of a batch is checked."""
+        """The check for a plan of this batch."""
         return verify
 
 
 def may_be_longest_first(tile: TileConfig, options: Options, group_size: int) -> bool:
-    """Whether a batch, within the bounds if any, may have its tiles assigned longest first."""
+    """Whether tiles of some batch, within the bounds if any, are assigned longest first."""
     bounds = options.bounds
     if options.batch_invariant or tile.decode is not None:
         return False
     if bounds is None:
         return True
-    return share_keys(bounds.max_q_rows * group_size, tile.rows, 1)  # of a single segment
+    return share_keys(bounds.max_q_rows * group_size, tile.rows, 1)  # for a single segment
 
 
 def planner_kinds(
     tiles: Iterable[TileConfig], options: Options, group_size: int
 ) -> set[tuple[bool, bool]]:
-    """Native planners of a host that batches may need: of two roles or not, and longest first."""
+    """Kinds of native host planners that batches may need: (has two roles, longest first)."""
     tiles = set(tiles)
     kinds = {(bool(tile.of_roles), bool(tile.of_roles)) for tile in tiles}
     return kinds | {(False, True) for t in tiles if may_be_longest_first(t, options, group_size)}
@@ -386,7 +386,7 @@ def as_fixed(choice: TileChoice) -> TileChoice:
 
 
 def grown(numbers: Grown) -> Grown:
-    """Rounded up to powers of two, so that growing batches rarely move the workspace."""
+    """Rounds up to powers of two, so that growing batches rarely move the workspace."""
     sizes = {field.name: int(getattr(numbers, field.name)) for field in fields(numbers)}
     return type(numbers)(
         **{name: min(INT32_MAX, 1 << max(0, n - 1).bit_length()) for name, n in sizes.items()}

@@ -1,8 +1,8 @@
-"""Plans checked before anything runs them, for `WARPLOOM_VERIFY_PLANS=1`.
+"""Checks plans before they run, for `WARPLOOM_VERIFY_PLANS=1`.
 
-Three things are checked: what was planned, by `scheduler.plans.verify`; that it fits the sizes that
-memory was laid out for; and that memory holds it, byte for byte, where kernels read it. All of it
-is array arithmetic over the plan's records, so it takes about as long as NumPy takes to plan.
+Three things are checked: the plan itself, by `scheduler.plans.verify`; that it fits the sizes that
+memory was laid out for; and that memory holds it, byte for byte, where kernels read it. All checks
+are array arithmetic over the plan's records, so they take about as long as NumPy takes to plan.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from warploom.scheduler.plans.plan import Plan
 from warploom.scheduler.plans.unpack import unpack_batch
 from warploom.scheduler.plans.verify import verify
 
-SHOWN = 1000  # lengths that a report names
+SHOWN = 1000  # most lengths in a report
 Check = Callable[[Plan, Visibility], None]
 
 
@@ -43,11 +43,11 @@ def verify_planned(
         visibility: the mask's answers for it.
         room: layout of the memory.
         packed: int32 (room.total_ints,), the memory.
-        by: who planned.
-        check: of the plan alone.
+        by: name of the planner.
+        check: checks the plan itself.
 
     Raises:
-        PlanInvalid: what is wrong, and the batch.
+        PlanInvalid: says what is wrong, and describes the batch.
     """
     try:
         plan.check_fits(room)
@@ -64,10 +64,10 @@ def check_header(packed: npt.NDArray[np.int32], room: Capacity, by: str) -> None
     Args:
         packed: int32 (room.total_ints,), the plan.
         room: its layout.
-        by: who planned.
+        by: name of the planner.
 
     Raises:
-        PlanInvalid: a section is longer than its place.
+        PlanInvalid: a section is longer than its room.
     """
     header = packed[: len(HEADER.fields)].view(HEADER.dtype)[0]
     for name in ("items", "segments", "merges", "slots"):
@@ -78,13 +78,13 @@ def check_header(packed: npt.NDArray[np.int32], room: Capacity, by: str) -> None
 
 
 def check_batch(plan: Plan, segments: Records, indices: npt.NDArray[np.int32], by: str) -> None:
-    """Check that a plan is of the batch that it was asked for.
+    """Check that a plan belongs to the given batch.
 
     Args:
         plan: the plan.
-        segments: SEGMENT records that the batch has.
-        indices: its block list.
-        by: who planned.
+        segments: SEGMENT records of the batch.
+        indices: block list of the batch.
+        by: name of the planner.
 
     Raises:
         PlanInvalid: it has other segments, or another block list.
@@ -103,13 +103,13 @@ def holds_plan_of(
     room: Capacity,
     kv_format: KVFormat,
 ) -> bool:
-    """Whether memory, which may hold anything, holds the plan of a batch, or that it was refused.
+    """Whether memory of any content holds the plan of a batch, or the status of its refusal.
 
     Args:
         given: qo_indptr, kv_indptr, last_page_len and kv_indices.
         packed: int32 (room.total_ints,), the memory.
         room: its layout.
-        kv_format: of the batch.
+        kv_format: format of the batch.
     """
     header = packed[: len(HEADER.fields)].view(HEADER.dtype)[0]
     if 0 < header["status"] < len(REASONS):
@@ -126,7 +126,7 @@ def holds_plan_of(
 
 
 def described(plan: Plan, by: str) -> str:
-    """The batch of a plan, and what it was planned for, for a report."""
+    """Describes a plan's batch and parameters, for a report."""
     problem = plan.problem
     lengths = (
         f"{name}={np.array2string(plan.segments[field], threshold=SHOWN, separator=',')}"
@@ -148,7 +148,7 @@ def _check_memory(plan: Plan, room: Capacity, packed: npt.NDArray[np.int32]) -> 
     for name, content in plan.sections().items():
         begin = room.offsets[name]
         both = packed[begin : begin + len(content)], content
-        if name == "openings":  # nobody reads that of a CTA without work
+        if name == "openings":  # the opening of an empty list is never read
             width = OPENING.itemsize // 4
             both = both[0].reshape(-1, width)[busy], both[1].reshape(-1, width)[busy]
         if not np.array_equal(*both):

@@ -1,4 +1,4 @@
-"""The planner's questions about tiles, answered by the mask's interval analysis."""
+"""Key ranges and visible tiles for the planner, from the mask's interval analysis."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from warploom.scheduler.model.layout import Ints
 from warploom.scheduler.model.visibility import AllVisible, Visibility
 
 _PER_REQUEST = ("batch", "q_len", "kv_len")
-_FEW = 1024  # questions below this are answered sooner than likes among them are found
+_FEW = 1024  # up to this many queries, answering all is faster than finding duplicates
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Heads:
 def make_visibility(
     traced: TracedVariant, analysis: TileAnalysis, batch: Arrays, heads: Heads, columns: int = 0
 ) -> Visibility:
-    """What the planner asks for this batch.
+    """The mask's answers for this batch.
 
     Args:
         traced: the variant.
-        analysis: of its mask, with the values of this plan.
+        analysis: analysis of its mask, with the input values of this plan.
         batch: lengths.
         heads: head counts.
         columns: tokens per block of a block-sparse format, where kv_pos is the column; else 0.
@@ -54,10 +54,10 @@ def make_visibility(
 
 
 class MaskVisibility:
-    """Answers for formats in which kv_pos is the place in the list.
+    """Answers for formats in which kv_pos is the index in the list, plus `Segment.kv_pos`.
 
-    Equal questions are asked once: tiles of requests with the same lengths share their answers if
-    the mask reads nothing else of the request, as decode batches mostly do.
+    Duplicate queries are evaluated once: tiles of requests with the same lengths share answers if
+    the mask reads nothing else of the request, as is common in decode batches.
     """
 
     def __init__(self, mask: Node, analysis: TileAnalysis, batch: Arrays, heads: Heads) -> None:
@@ -97,8 +97,8 @@ class MaskVisibility:
         one, back = self._distinct(segment, row_begin, row_end, kv_begin, kv_end)
         segment, row_begin, row_end, kv_begin, kv_end = one
         count = np.zeros(len(segment), np.int64)
-        # Ranges of whole tiles; one that is all seen or all hidden is settled, others are halved. A
-        # range's class holds for its parts, so the sum is that of the single tiles.
+        # Ranges of whole tiles: a range that is all visible or all hidden is settled, others are
+        # halved. A range's class holds for its parts, so the sum equals that of the single tiles.
         owner = np.flatnonzero(kv_end > kv_begin)
         low = kv_begin[owner] // keys
         high = -(-kv_end[owner] // keys)
@@ -125,7 +125,7 @@ class MaskVisibility:
     def _class_of(
         self, segment: Ints, row_begin: Ints, row_end: Ints, kv_pos: tuple[Ints, Ints]
     ) -> npt.NDArray[np.int8]:
-        """One class for all key/value heads: what they agree on, else PARTIAL."""
+        """One class for all key/value heads: their common class, else PARTIAL."""
         classes = np.stack(
             [
                 self._analysis.classify(
@@ -157,7 +157,7 @@ class MaskVisibility:
         }
 
     def _to_list(self, segment: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-        """From kv_pos to places in the segment's list."""
+        """Converts kv_pos to indices into the segment's list."""
         shift = self._fields["kv_pos"][segment]
         limit = self._fields["kv_count"][segment]
         seen = begin < end
@@ -166,13 +166,13 @@ class MaskVisibility:
 
     @cached_property
     def _same(self) -> Ints:
-        """For each segment, the first one that the mask cannot tell from it."""
+        """For each segment, the first segment that is equal to it for the mask."""
         names = ["q_idx", "q_len", "kv_len", "kv_count", "kv_pos", *["batch"] * self._by_request]
         first, back = _first_of_likes([self._fields[name] for name in names])
         return first[back]
 
     def _distinct(self, segment: Ints, *rest: Ints) -> tuple[tuple[Ints, ...], Ints]:
-        """Distinct questions, and for each question given the place of its like."""
+        """Distinct queries, and for each given query the index of its equal among them."""
         if len(segment) <= _FEW:
             return (segment, *rest), np.arange(len(segment))
         columns = (self._same[segment], *rest)
@@ -183,7 +183,7 @@ class MaskVisibility:
 class ColumnVisibility(MaskVisibility):
     """Answers for block-sparse rows: kv_pos is the column, and columns of a block row ascend.
 
-    A range of the list is a set of columns; it is judged by the box around them.
+    A range of the list is a set of columns; it is classified by the interval around them.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class ColumnVisibility(MaskVisibility):
         return self._class_of(segment, row_begin, row_end, kv_pos)
 
     def _to_list(self, segment: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-        """Blocks of the list that hold columns in [begin, end)."""
+        """Range of the list whose blocks hold columns in [begin, end)."""
         first = np.clip(begin // self._columns, 0, self._width - 1)
         last = np.clip((end - 1) // self._columns, 0, self._width - 1)
         shift = segment * self._width
@@ -229,7 +229,7 @@ def positions_read(mask: Node) -> frozenset[str]:
 
 
 def _first_of_likes(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """Rows of a table that are the first of their kind, and for each row its kind's number."""
+    """First row of each distinct kind in a table, and for each row the number of its kind."""
     code = np.zeros(len(columns[0]), np.int64)
     size = 1
     for column in columns:  # all values are at least 0

@@ -1,10 +1,10 @@
-"""Plans of batches like the one before, in as few calls as can be.
+"""Plans batches like the previous one in as few calls as possible.
 
-A server plans one batch after another that differ in lengths and page numbers alone: the same
-planner writes them for the same kernel into the same layout. What led there is kept as numbers
-between which a batch must lie, so that compiled code can tell (`again.hpp`), and plan at once. All
-others, and all that are wrong, go the long way (`planner.Planner`), which would have made the same
-plan of those that do not.
+Consecutive batches of a server often differ only in lengths and page numbers: the same planner
+plans them for the same kernel into the same layout. The conditions for that are kept as limits on
+the numbers of a batch, so that compiled code (`again.hpp`) can check them and plan at once. All
+other batches, and all invalid ones, take the long way through `planner.Planner`. For a batch within
+the limits the long way would make the same plan.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from warploom.scheduler.model.bounds import INT32_MAX
 from warploom.scheduler.model.problem import SHARING_TILES
 
 _ALIKE = struct.Struct("=3q23i4x")  # warploom::Alike
-_UNASKED = (0,) * 3, (1, 1, 1, 1, 0), (0,) * 4  # whether two roles pay
+_UNASKED = (0,) * 3, (1, 1, 1, 1, 0), (0,) * 4  # values if it is not checked that two roles pay
 
 
 class Limits:
-    """Between what the numbers of batches lie that are planned alike.
+    """Limits of the numbers of batches that are planned alike.
 
     Attributes:
-        least, most: by name: requests, and then the members of `warploom::Lengths` in its order.
+        least, most: limits by name: requests, then the members of `warploom::Lengths` in its order.
     """
 
     def __init__(self, size_class: SizeClass, is_declared: bool) -> None:
-        """Begin with what `SizeClass.suits` asks; what q, k and v must have follows from the rest.
+        """Begin with the limits of `SizeClass.suits`; those of q, k and v follow from the rest.
 
         Args:
-            size_class: of the batches.
-            is_declared: its bounds are.
+            size_class: the batches' size class.
+            is_declared: the bounds are declared.
         """
         room, least = size_class.site.room.bounds, size_class.least
         self.most = {
@@ -55,12 +55,12 @@ class Limits:
             }  # fmt: skip
 
     def keep(self, name: str, least: int, most: int = INT32_MAX) -> None:
-        """Allow no others of a number."""
+        """Narrow the limits of one number."""
         self.least[name] = max(self.least[name], least)
         self.most[name] = min(self.most[name], most)
 
     def keep_equal(self, sizes: Sizes) -> None:
-        """Allow as many requests and rows alone."""
+        """Allow only batches with the same numbers of requests and rows."""
         busy = round(sizes.segment_rows / sizes.busy_rows) if sizes.segment_rows else 0
         self.keep("requests", sizes.num_requests, sizes.num_requests)
         self.keep("rows", sizes.segment_rows, sizes.segment_rows)
@@ -68,25 +68,25 @@ class Limits:
 
 
 class Again:
-    """Which batches are planned as one was: with its choice, into its size class.
+    """Which batches are planned like a given one: with its choice, into its size class.
 
     Attributes:
-        size_class: of that batch.
+        size_class: the given batch's size class.
     """
 
     def __init__(self, rules: Rules, size_class: SizeClass, sizes: Sizes) -> None:
-        """Note a plan; what compiled code is told is worked out when it is first asked for.
+        """Note a plan; the record for compiled code is made when it is first needed.
 
         Args:
-            rules: of the plan.
-            size_class: the attribute.
-            sizes: of the batch.
+            rules: rules of the plan.
+            size_class: see the attribute.
+            sizes: sizes of the batch.
         """
         self.size_class = size_class
         self._rules, self._sizes = rules, sizes
 
     def repeats(self, before: Again | None) -> bool:
-        """Whether the plan before was like this one, so that the next may be, too."""
+        """Whether the previous plan was like this one, so that the next plan may be, too."""
         if before is None or before.size_class is not self.size_class:
             return False
         now, was = self._sizes, before._sizes
@@ -95,7 +95,7 @@ class Again:
 
     @cached_property
     def address(self) -> int:
-        """Of the record that tells compiled code; 0 where it takes more than numbers to tell."""
+        """Address of the record of limits for compiled code; 0 if limits are not sufficient."""
         record = self._record()
         if record is None:
             return 0
@@ -105,7 +105,7 @@ class Again:
     def _record(self) -> bytes | None:
         rules, size_class, sizes = self._rules, self.size_class, self._sizes
         heads, mixes = rules.heads, rules.mixes
-        if rules.spec.stamps:  # which are to be forgotten for each plan
+        if rules.spec.stamps:  # stamps must be reset for each plan
             return None
         limits = Limits(size_class, rules.options.bounds is not None)
         if rules.fixed is not None:
@@ -113,7 +113,7 @@ class Again:
                 _keep_partition(limits, size_class, sizes, heads.group_size)
             return _packed(limits)
         if mixes is not None and may_be_mixed(sizes, heads.group_size):
-            mix = mixes.all[0]  # each before another that pays would have to be asked
+            mix = mixes.all[0]  # for others, each mix before would have to be checked, too
             if size_class.choice is not mix.choice or not _is_counted(size_class, mix, heads):
                 return None
             limits.keep("requests", 2)
@@ -130,13 +130,13 @@ class Again:
 
 
 def _packed(limits: Limits, mix: Mix | None = None, heads: int = 0, ctas: int = 1) -> bytes:
-    """The record.
+    """The record for compiled code.
 
     Args:
-        limits: between which the batches lie.
-        mix: what these get as long as it pays; nobody asks if there is none.
-        heads: of keys and values.
-        ctas: that may get work.
+        limits: limits of the batches.
+        mix: the mix that these batches get as long as it pays; None: that is not checked.
+        heads: key/value heads.
+        ctas: CTAs that may get work.
     """
     prices, ways, sizes = _UNASKED
     if mix is not None:
@@ -150,7 +150,7 @@ def _packed(limits: Limits, mix: Mix | None = None, heads: int = 0, ctas: int = 
 
 
 def _is_counted(size_class: SizeClass, mix: Mix, heads: Heads) -> bool:
-    """Whether picoseconds of all work that there is room for can be added up in 63 bits."""
+    """Whether 63 bits hold the sum of picoseconds of all work that there is room for."""
     site, sizes, cost = size_class.site, mix.sizes, mix.cost
     key_tiles = site.room.bounds.max_kv_len // min(sizes.keys, sizes.decode_keys) + 1
     price = max(cost.prefill, cost.decode, cost.decode_in_tall)
@@ -158,9 +158,9 @@ def _is_counted(size_class: SizeClass, mix: Mix, heads: Heads) -> bool:
 
 
 def _keep_partition(limits: Limits, size_class: SizeClass, sizes: Sizes, group_size: int) -> None:
-    """Allow what one tile for all batches assigns as the last: `Rules.uses_stream_k`."""
+    """Allow batches that get the same partition with the one tile: see `Rules.uses_stream_k`."""
     most = (SHARING_TILES * size_class.kernel.tile.rows - 1) // group_size
     if size_class.lists is None and sizes.longest_q <= most:
-        limits.keep("longest_q", 0, most)  # no batch has more tiles on average
+        limits.keep("longest_q", 0, most)  # then the mean of tiles stays below SHARING_TILES
     else:
         limits.keep_equal(sizes)

@@ -1,4 +1,4 @@
-"""Plans by the planner as a kernel: from lengths in device memory, without the host."""
+"""Plans by a planner kernel, from lengths in device memory, without the host."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from warploom.runtime.tensors.index_arrays import is_index_tensor
 from warploom.scheduler.model.layout import c_structs
 
 _MOST_THREADS = 1024
-_MOST_TEAMS = 32  # all of them find the cuts, and share the writing
+_MOST_TEAMS = 32  # every team finds all cuts; teams share the writing
 # each thread may object once, and 16 bits of a number count them (`vote` of team.cuh)
 assert _MOST_TEAMS * _MOST_THREADS < 2**16
-_ITEMS, _BLOCKS = 32, 2048  # of a team, with which it is as fast as with fewer
+_ITEMS, _BLOCKS = 32, 2048  # per team; with fewer a team is no faster
 
 
 class DeviceStrategy:
-    """Takes lengths that lie on the device, where bounds stand for them and tiles are few."""
+    """Plans from lengths on the device, if bounds are declared and tiles are few."""
 
     def __init__(self, classes: SizeClasses) -> None:
         self._classes, self._rules = classes, classes.rules
@@ -37,7 +37,7 @@ class DeviceStrategy:
         stored = format_of(self._rules.spec.kv_format)
         is_cuda = self._rules.device.type == "cuda" and stored.plans_on_device
         self._may_be = is_cuda and options.bounds is not None and options.may_plan_natively
-        # All of them stay: a CUDA graph may replay any.
+        # All planners are kept, since a CUDA graph may replay any of them.
         self._planners: dict[tuple[int, int, int], DevicePlanner] = {}
 
     def prepare(self) -> None:
@@ -52,7 +52,7 @@ class DeviceStrategy:
         if not self._may_be or given.kv_lens is not None:
             return None
         rules, bounds = self._rules, self._rules.options.bounds
-        assert bounds is not None  # else it may not be
+        assert bounds is not None  # `_may_be` implies bounds
         tensors = device_lengths(given, rules.spec.kv_format, rules.device)
         if tensors is None:
             return None
@@ -77,7 +77,7 @@ class DeviceStrategy:
         if not isinstance(batch, OnDevice):
             return None
         size_class = self._classes.of(batch, choice)
-        assert size_class.lists is None  # `read` has asked
+        assert size_class.lists is None  # checked by `read`
         if not size_class.site.is_counted:
             reason = "allow more work than the device's planner counts; declare smaller ones"
             raise ArgumentError(name="bounds", reason=f"{reason}, or give the lengths on the host")
@@ -109,8 +109,8 @@ class DeviceStrategy:
 
 
 def grid_of(site: Site, num_kv_heads: int) -> tuple[int, int]:
-    """Threads of a team, and teams, of the planner of a site's largest batch."""
-    # A thread for each tile and each boundary; more only wait for one another.
+    """Threads per team, and number of teams, of the planner for a site's largest batch."""
+    # One thread per tile or boundary; more threads would only wait for one another.
     wanted = max(site.max_tiles, OPTIONS * (site.slices + 1), 128)
     threads = min(_MOST_THREADS, -(-wanted // 128) * 128)
     items, blocks = site.max_tiles * num_kv_heads, site.room.bounds.max_blocks
@@ -122,20 +122,20 @@ class DevicePlanner:
     """The planner kernel of one mask, for batches of one size.
 
     Attributes:
-        params: its argument.
+        params: the kernel's argument.
     """
 
     def __init__(self, spec: PlannerSpec, device: torch.device, teams: int) -> None:
         """Build and load the kernel.
 
         Args:
-            spec: the mask, and what a team works with.
+            spec: the mask, and threads and scratch bytes of a team.
             device: where it runs.
             teams: see `grid_of`.
 
         Raises:
             CompileForbidden: a CUDA graph is being captured.
-            CompileError, NoCudaCompiler, LaunchError: it could not be made.
+            CompileError, NoCudaCompiler, LaunchError: the kernel could not be built.
         """
         source = spec.render("cuda", c_structs(roles=spec.has_roles))
         kernel = load(spec, source, cuda_facts(device.index).arch, device, teams)
@@ -144,13 +144,13 @@ class DevicePlanner:
         self._enqueue = kernel.bind(self.params)
 
     def write(self, batch: OnDevice, inputs: Inputs, site: Site, address: int) -> None:
-        """Write its argument.
+        """Write the kernel's argument.
 
         Args:
             batch: lengths on the device.
-            inputs: all that the mask reads.
+            inputs: inputs of the mask.
             site: the kernel and the layout.
-            address: where the plan begins, on the device.
+            address: device address of the plan.
 
         Raises:
             MissingInput: the mask reads a tensor that has no value yet.
@@ -171,7 +171,7 @@ class DevicePlanner:
         params.write_site(*site.numbers)
 
     def launch(self, stream: int) -> None:
-        """Enqueue it on a stream, given the stream's handle."""
+        """Enqueue the kernel on a stream, given the stream's handle."""
         with torch.cuda.device(self._device):
             self._enqueue(stream)
 
@@ -179,16 +179,16 @@ class DevicePlanner:
 def device_lengths(
     given: Arguments, kv_format: KVFormat, device: torch.device
 ) -> tuple[torch.Tensor | None, ...] | None:
-    """qo_indptr, kv_indptr, last_page_len and kv_indices, if all of them lie on the device.
+    """qo_indptr, kv_indptr, last_page_len and kv_indices, if all required ones are on the device.
 
     Args:
         given: the arguments of `plan`.
-        kv_format: says which of them there must be.
-        device: the wrapper's.
+        kv_format: determines which arrays are required.
+        device: the wrapper's device.
     """
     qo, kv, indices, last = given[:4]
     if type(qo) is torch.Tensor and qo.is_cpu:
-        return None  # at once, for so it is in most plans
+        return None  # early exit, since this is the most frequent case
     is_paged = bool(format_of(kv_format).takes)
     needed = (qo, kv, last, indices) if is_paged else (qo, kv)
     for value in needed:

@@ -37,9 +37,9 @@ class HostPlanner:
     """The native planner of one mask and storage.
 
     Attributes:
-        params: its argument.
-        reader: finds index arrays; planners of one wrapper take it over from one another, with what
-            it knows of those.
+        params: the argument of its compiled functions.
+        reader: finds index arrays; planners of one wrapper hand it on to each other, with what it
+            knows of the arrays.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class HostPlanner:
         """Build and load it.
 
         Args:
-            variant: its mask counts.
-            kv_format: one that has a `native_storage`.
+            variant: only its mask matters.
+            kv_format: a format with a `native_storage`.
             heads: query heads and key/value heads.
             has_roles: its plans have two roles.
-            longest_first: it assigns tiles so.
+            longest_first: it assigns tiles longest first.
 
         Raises:
-            NoHostCompiler, CompileError, CompileForbidden: there is none to be had.
+            NoHostCompiler, CompileError, CompileForbidden: the planner cannot be built.
         """
         spec = PlannerSpec(variant, has_roles, longest_first=longest_first)
         source = spec.render("cpp", c_structs(roles=has_roles))
@@ -76,7 +76,7 @@ class HostPlanner:
         self._format = stored = format_of(kv_format)
         self._is_paged = bool(stored.takes)
         self.params = PlannerParams(variant, has_roles, longest_first)
-        # Measuring and counting read these of a site.
+        # The numbers of a site that measuring and counting read.
         assert stored.native_storage is not None
         self.params.set("storage", stored.native_storage)
         self.params.set("page_size", kv_format.block_kv)
@@ -86,18 +86,18 @@ class HostPlanner:
         names = ("qo_indptr", "kv_indptr", "last_page_len", "kv_indices")
         self.reader = IndexReader(*names[: 4 if self._is_paged else 2])
         self._take_bounds(None)
-        self._lengths: IndexArrays | None = None  # that the parameters point to
+        self._lengths: IndexArrays | None = None  # arrays that the parameters point to
         self._found = ctypes.create_string_buffer(_MEASURE.size)
         self._found_at = ctypes.addressof(self._found)
-        # warploom::RoleSizes, and where they lie
+        # warploom::RoleSizes, and their addresses
         self._sizes: dict[RoleSizes, tuple[ctypes.Array[ctypes.c_int], int]] = {}
         self._counts = ctypes.create_string_buffer(_ROLE_TILES.size)
         self._counts_at = ctypes.addressof(self._counts)
-        self._written: Site | None = None  # to the parameters
+        self._written: Site | None = None  # the site whose numbers the parameters have
         self._reserve(0)
 
     def measure(self, given: Arguments, bounds: Bounds | None) -> Measured | None:
-        """Check a batch; None if something is wrong, which `make_batch` will name.
+        """Check a batch; None if something is wrong: `make_batch` will report it.
 
         Args:
             given: the arguments of `plan`.
@@ -114,19 +114,21 @@ class HostPlanner:
         return self._measured(lengths)
 
     def known(self, given: Arguments) -> IndexArrays | None:
-        """Lengths that can be read as they are; None where `measure` must look at them."""
+        """Lengths that can be read as they are; None if `measure` must examine them."""
         arrays = self._arrays(given)
         return None if arrays is None else self.reader.known(*arrays)
 
     def again(
         self, lengths: IndexArrays, like: Again, delivery: int
     ) -> tuple[Measured, bool] | None:
-        """Measure a batch, plan it as the last, and send that; None if it is another, or wrong.
+        """Measure a batch, plan it like the last one, and send the plan.
+
+        None if the batch is not like the last one, or invalid.
 
         Args:
-            lengths: that are known.
-            like: which batches are planned so; inputs are as they were.
-            delivery: of `Upload.delivery`.
+            lengths: lengths that `known` returned.
+            like: which batches are planned this way; inputs are unchanged.
+            delivery: result of `Upload.delivery`.
 
         Returns:
             The batch, and whether its plan was sent.
@@ -136,7 +138,7 @@ class HostPlanner:
         """
         if not self._point_to(lengths):
             return None
-        assert like.size_class.site is self._written  # to the parameters
+        assert like.size_class.site is self._written  # see `plan`
         status = self._plan_again(
             self.params.address, like.address, self._found_at, self._scratch_at, delivery
         )
@@ -147,7 +149,7 @@ class HostPlanner:
         return self._measured(lengths), status == 0
 
     def _arrays(self, given: Arguments) -> tuple[Any, ...] | None:
-        """The index arrays in the order of planners; None if one is missing or not to be there."""
+        """The index arrays in the order of planners; None if one is missing or unexpected."""
         qo, kv, indices, last, kv_lens, _ = given
         if qo is None or kv is None or kv_lens is not None:
             return None
@@ -156,14 +158,14 @@ class HostPlanner:
         return None if indices is None or last is None else (qo, kv, last, indices)
 
     def _measured(self, lengths: IndexArrays) -> Measured:
-        """What was found in lengths that are good."""
+        """The measured batch, of valid lengths."""
         busy, q_rows, total, longest_q, longest, blocks, extent = _MEASURE.unpack(self._found)
         requests, mean = lengths.counts[0] - 1, total / busy if busy else 1.0
         sizes = Sizes(requests, requests, total, mean, total, longest_q, longest, blocks)
         return Measured(q_rows, extent, sizes, lengths, self._format)
 
     def count(self, lengths: IndexArrays, inputs: Inputs, sizes: RoleSizes) -> RoleTiles | None:
-        """Key tiles of both roles in lengths that were measured; None if the mask reads more."""
+        """Key tiles of both roles in measured lengths; None if the mask reads unknown values."""
         if not self.knows(inputs):
             return None
         self.take(lengths, self._bounds)
@@ -176,18 +178,18 @@ class HostPlanner:
         return RoleTiles(*_ROLE_TILES.unpack(self._counts))
 
     def take(self, lengths: IndexArrays, bounds: Bounds | None) -> None:
-        """Take up a batch that was measured, by this planner or another: `plan` is to plan it."""
+        """Set the batch for `plan`, which this planner or another has measured."""
         if bounds is not self._bounds:
             self._take_bounds(bounds)
         if lengths is not self._lengths:
             self._point_to(lengths)
 
     def release(self) -> None:
-        """Keep no arrays of the batch that was taken up last."""
+        """Drop the arrays of the current batch."""
         self._lengths = None
 
     def _point_to(self, lengths: IndexArrays) -> bool:
-        """Have the parameters say where lengths lie; False if their numbers of entries disagree."""
+        """Point the parameters to lengths; False if their numbers of entries disagree."""
         self._lengths, largest = lengths, self._largest
         if self._is_paged:
             ends, kv_ends, requests, pages = lengths.counts
@@ -207,7 +209,7 @@ class HostPlanner:
         self._most_requests = min(self._largest.max_requests, self._largest.segments)
 
     def knows(self, inputs: Inputs) -> bool:
-        """True if the host has the values of all that the mask reads."""
+        """True if the host knows all values that the mask reads."""
         needed = self.params.inputs
         return not needed or needed.issubset((*inputs.scalars, *inputs.known))
 
@@ -216,19 +218,19 @@ class HostPlanner:
             self.params.write_inputs({**inputs.scalars, **inputs.known})
 
     def _reserve(self, scratch: int) -> None:
-        """Have so many bytes to plan in, or more."""
-        self._scratch = np.empty(0, np.uint8)  # too short, if an interrupt comes meanwhile
+        """Allocate at least `scratch` bytes of scratch memory."""
+        self._scratch = np.empty(0, np.uint8)  # marks it as too short if an interrupt comes now
         memory = np.zeros(scratch + 16, np.uint8)
         self._scratch_at = -(-memory.ctypes.data // 16) * 16
         self._scratch = memory
 
     def plan(self, inputs: Inputs, site: Site, address: int) -> None:
-        """Write the plan of the batch that was taken up last to host memory.
+        """Write the plan of the batch that `take` or `measure` set last to host memory.
 
         Args:
-            inputs: known ones.
+            inputs: the mask's inputs, all known.
             site: the kernel, and a layout with room for the batch.
-            address: where the plan begins.
+            address: address of the plan.
 
         Raises:
             RuntimeError: the batch has changed since it was measured.

@@ -1,4 +1,4 @@
-"""Plans by the planner compiled for the host, which needs no loop in Python."""
+"""Plans by the planner compiled for the host, without loops in Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BY = "the host, natively"
 
 
 class HostStrategy:
-    """Plans what it has measured, if the mask's inputs are known."""
+    """Plans batches that it has measured, if the host knows the mask's inputs."""
 
     def __init__(self, classes: SizeClasses) -> None:
         rules = classes.rules
@@ -27,14 +27,15 @@ class HostStrategy:
         self._classes = classes
         self._may_be = options.may_plan_natively
         self._planners: dict[tuple[bool, bool], HostPlanner | None] = {}
-        self._last: HostPlanner | None = None  # measures, too: the next batch mostly is alike
-        self._before: Again | None = None  # batches like the last one that was planned here
-        # The same if no other strategy has planned since, and that one was like the one before: for
-        # batches that nothing is like, it would cost half of what it saves others.
-        self._again: tuple[Again, Values] | None = None  # and with what it was planned
+        self._last: HostPlanner | None = None  # also measures: the next batch is mostly alike
+        self._before: Again | None = None  # limits for batches like the last one planned here
+        # The same limits, with the input values of that plan. Set only if no other strategy has
+        # planned since and that batch was like the one before it: where batches differ, trying
+        # costs half of what it saves where they are alike.
+        self._again: tuple[Again, Values] | None = None
 
     def _found(self) -> HostPlanner | None:
-        """A planner, made when first needed; None where there is no compiler."""
+        """The current planner, made when first needed; None if it cannot be built."""
         if self._last is None and self._may_be:
             has_roles = self._classes.rules.always_has_roles
             self._last = self._of(has_roles, longest_first=has_roles)
@@ -42,7 +43,7 @@ class HostStrategy:
         return self._last
 
     def _of(self, has_roles: bool, longest_first: bool) -> HostPlanner | None:
-        """That of batches which are planned so."""
+        """The planner for plans with or without roles, longest first or not."""
         kind = has_roles, longest_first
         if kind not in self._planners:
             self._planners[kind] = self._made(*kind)
@@ -67,10 +68,10 @@ class HostStrategy:
             self._of(*kind)
 
     def again(self, given: Arguments) -> Planned | None:
-        """Plan a batch like the last one, if this strategy has planned that; else None.
+        """Plan a batch like the last one, if this strategy planned the last one; else None.
 
         Args:
-            given: the arguments of `plan`; inputs have the values that they had then.
+            given: the arguments of `plan`; inputs have the same values as for the last plan.
         """
         planner, classes = self._last, self._classes
         if self._again is None or planner is None or given.q_rows is not None:
@@ -94,7 +95,7 @@ class HostStrategy:
         return classes.made(batch, size_class, values, _BY)
 
     def forget(self) -> None:
-        """Let no batch be like the last one, since another plan may take its place."""
+        """Disable `again` until the next plan, since another strategy may plan in between."""
         self._again = None
 
     def read(self, given: Arguments) -> Measured | None:
@@ -104,7 +105,7 @@ class HostStrategy:
         return planner.measure(given, self._classes.rules.options.bounds)
 
     def count(self, batch: Batch, inputs: Inputs, sizes: RoleSizes) -> RoleTiles | None:
-        """Key tiles of both roles of the batch that was measured last; None: NumPy must count."""
+        """Key tiles of both roles of the last measured batch; None: NumPy must count them."""
         if self._last is None or not isinstance(batch, Measured):
             return None
         return self._last.count(batch.lengths, inputs, sizes)
@@ -136,7 +137,7 @@ class HostStrategy:
         return classes.planned(batch, size_class, inputs, _BY)
 
     def _send(self, batch: Measured, size_class: SizeClass) -> None:
-        """Enqueue the upload of a plan that was staged."""
+        """Enqueue the upload of the staged plan."""
         upload, lengths = self._classes.memory.upload, batch.lengths
         used, count = size_class.site.room.offsets["indices"], batch.sizes.num_blocks
         if count and lengths.staying is not None:

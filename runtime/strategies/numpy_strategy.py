@@ -1,4 +1,4 @@
-"""Plans by NumPy: the definition of all plans, and what plans where no native planner can."""
+"""Plans by NumPy: the reference of all plans, and the fallback where no native planner can plan."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NumpyStrategy:
     def verify(self, planned: Planned) -> None:
         """Check the last plan; raises PlanInvalid."""
         room = self._memory.room
-        assert room is not None  # there is a plan
+        assert room is not None  # a plan was made
         check = self._rules.check_of(planned.arrays)
         packed = self._memory.packed(room)
         verify_planned(planned.plan, planned.visibility, room, packed, planned.by, check)

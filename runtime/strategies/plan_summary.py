@@ -8,14 +8,14 @@ from warploom.runtime.strategies.strategy import Planned
 
 
 def summary(batch: Batch, planned: Planned | None, choice: TileChoice | None, on_host: bool) -> str:
-    """Requests, tile with the reason for it, work items, bytes of the workspace, and who planned.
+    """Requests, tile with the reason for it, work items, bytes of the workspace, and the planner.
 
     Args:
-        batch: its lengths.
-        planned: the plan; the reference has none.
-        choice: of its tile.
-        on_host: the plan lies on the host. One that a native planner wrote to a device is not read
-            back for this, which would wait for the device.
+        batch: the batch.
+        planned: the plan; None for the reference.
+        choice: the choice of its tile.
+        on_host: the plan lies on the host. A native plan on a device is not read back for this,
+            since that would wait for the device.
     """
     requests = f"{batch.num_requests} requests"
     if planned is None:

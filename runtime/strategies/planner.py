@@ -1,9 +1,9 @@
-"""The ways to plan, and their order: on the device, on the host natively, by NumPy.
+"""The planning strategies in order: on the device, natively on the host, by NumPy.
 
-The device plans where bounds are declared and leave less than four query tiles for each request,
+The device plans if bounds are declared and leave less than four query tiles for each request,
 storage is paged or ragged, all index arrays are contiguous int32 tensors on the wrapper's device,
 and the plan need not be batch invariant. Its plan is the host's, bit for bit. Requests that a
-replay of a captured plan does not need have no rows and no keys.
+replay of a captured plan does not use have no rows and no keys.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Planner:
     """Plans of one wrapper.
 
     Attributes:
-        rules: tiles and sizes of its plans.
-        verifies: every plan is to be checked, by `verify`.
+        rules: tiles and sizes of the plans.
+        verifies: whether every plan is to be checked by `verify`.
     """
 
     def __init__(
@@ -71,23 +71,23 @@ class Planner:
         self._strategies = DeviceStrategy(classes), HostStrategy(classes), self._numpy
 
     def again(self, given: Arguments) -> Planned | None:
-        """Plan a batch like the last one in few calls; None if it is none: `read` and `plan` it.
+        """Plan a batch like the last one in few calls; None if it differs: `read` and `plan` it.
 
         Args:
-            given: the arguments of `plan`; inputs have the values that they had for the last one.
+            given: the arguments of `plan`; inputs have the same values as for the last plan.
         """
         return self._strategies[1].again(given)
 
     def read(self, given: Arguments) -> Batch:
-        """Check the arguments of `plan` and bring them into the form that suits them best.
+        """Check the arguments of `plan` and bring them into the form of a suitable strategy.
 
         Raises:
             Those of `make_batch`.
-            ArgumentError: the batch has not q_rows rows.
+            ArgumentError: the batch does not have q_rows rows.
             ForbiddenUnderCapture: the current stream is being captured, and the host must plan.
         """
         on_device, natively, by_numpy = self._strategies
-        natively.forget()  # what was planned last, for whoever plans now
+        natively.forget()  # another strategy may plan this batch
         captured = on_device.read(given)
         if captured is not None:
             return captured
@@ -99,7 +99,7 @@ class Planner:
         """Plan a batch on the current stream; raises as `Strategy.plan` does."""
         self._memory.number += 1
         self._strategies[1].forget()
-        # once: arrays of lengths may be the caller's, and change
+        # Only once: arrays of lengths may belong to the caller, who may change them.
         choice = self.choice(batch, inputs)
         strategies: tuple[Strategy, ...] = self._strategies
         for strategy in strategies:
@@ -113,18 +113,18 @@ class Planner:
         return self.rules.choice(batch, partial(self._role_tiles, batch, inputs))
 
     def _role_tiles(self, batch: Batch, inputs: Inputs, sizes: RoleSizes) -> RoleTiles:
-        """Key tiles of both roles, by who measured the batch, or by NumPy."""
+        """Key tiles of both roles, counted natively if the batch was measured so, else by NumPy."""
         natively = self._strategies[1].count(batch, inputs, sizes)
         if natively is not None:
             return natively
         return self.rules.role_tiles(batch.on_host, inputs, sizes)
 
     def verify(self, planned: Planned, inputs: Inputs) -> None:
-        """Check the last plan, unless a graph is being captured, which will make it later.
+        """Check the last plan, unless a graph is being captured, whose replay will make the plan.
 
         Args:
             planned: the plan.
-            inputs: with which it was planned.
+            inputs: inputs with which it was planned.
 
         Raises:
             PlanInvalid: what is wrong with it.
@@ -137,16 +137,16 @@ class Planner:
             self._numpy.verify(planned)
 
     def prepare(self) -> None:
-        """Build what planning needs, so that no plan has to."""
+        """Build what planning needs, so that no later call has to."""
         for strategy in self._strategies:
             strategy.prepare()
 
     def check_status(self) -> None:
         """Raise BatchRefused if the device found something wrong; waits for the plan.
 
-        NotReplayed says that only a replay will make it, and none has; PlanMismatch that another
-        wrapper has planned there since; and ForbiddenUnderCapture that the current stream, which
-        would be waited for, is being captured.
+        Also raises NotReplayed if only a replay makes the plan and there was none; PlanMismatch if
+        another wrapper has planned there since; and ForbiddenUnderCapture if the current stream,
+        for which this waits, is being captured.
         """
         remedy = "Call it before the capture, or between replays."
         refuse_under_capture(self._device, "check_plan() was called", remedy)
@@ -155,13 +155,13 @@ class Planner:
         workspace.await_last()
         at = [name for name, _ in HEADER.fields].index("status")
         status = int(workspace.plan_ints[at])
-        if not 0 <= status < len(REASONS):  # memory that no plan was written to
+        if not 0 <= status < len(REASONS):  # no plan was written to this memory
             raise NotReplayed
         if status != GOOD:
             raise BatchRefused(reason=REASONS[status])
 
     def stamps(self, planned: Planned) -> tuple[Plan, Records]:
-        """When each work item ran last, by kernels that tell it; waits for the device.
+        """When each work item ran last, from kernels with stamps; waits for the device.
 
         Args:
             planned: the last plan.
@@ -181,10 +181,10 @@ class Planner:
         workspace = self._memory.workspace
         workspace.check_held()
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # nobody has told us of the streams of replays
+            torch.cuda.synchronize(self._device)  # the streams of replays are unknown
         plan = planned.read().plan
         memory: npt.NDArray[np.uint8] = workspace.stamps.cpu().numpy()
-        stamps = memory.view(STAMP)[: len(plan.items)].copy()  # on the CPU runs write there
+        stamps = memory.view(STAMP)[: len(plan.items)].copy()  # CPU runs write to this memory
         missing = int((stamps["end"] == 0).sum())
         if missing:
             raise NotRun(missing=missing, items=len(stamps))
@@ -195,7 +195,7 @@ class Planner:
         return self.rules.choices()
 
     def largest_size(self, bounds: Bounds) -> WorkspaceSize:
-        """The largest of the sizes that the tiles to choose from need."""
+        """The largest workspace that any of the possible choices needs."""
         return self._largest(
             (bounds, choice.tile, self._kernels.get(choice).num_ctas) for choice in self.choices()
         )
@@ -222,7 +222,7 @@ class Planner:
 
 
 def as_many_rows(batch: Batch, q_rows: int | None) -> Batch:
-    """The batch; raises ArgumentError if it has not as many rows as q will have."""
+    """The batch; raises ArgumentError if it does not have `q_rows` rows, those of q."""
     if q_rows not in (None, batch.q_rows):
         raise ArgumentError(name="q_rows", reason=f"is {q_rows}; the batch has {batch.q_rows}")
     return batch

@@ -1,4 +1,4 @@
-"""The bytes of a native planner's argument."""
+"""The argument of a native planner, as bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the plans of a native planner go, for which kernel, and by which numbers it plans."""
+"""The layout and the constants with which a native planner plans for one kernel."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from warploom.scheduler.partition.role_lists import DECODES_SHARED, SHARED
 from warploom.scheduler.partition.stream_k import FEW, IDLE, SNAP, Grid
 from warploom.scheduler.plans.capacity import Capacity
 
-_MOST_LOAD = 2**47  # what `queued` of levelling.hpp leaves for loads, beside a CTA's number
-_MOST_PRICE = 2**62  # what other planners count with
-_MOST_SECTIONS = 2**31  # what `sort_by_section` leaves for their numbers, beside an item's
+_MOST_LOAD = 2**47  # limit of a load, which `queued` of levelling.hpp packs with a CTA's number
+_MOST_PRICE = 2**62  # limit of the other planners' arithmetic
+_MOST_SECTIONS = 2**31  # limit of sections, whose number `sort_by_section` packs with an item's
 
 
 @dataclass(frozen=True)
 class Lists:
-    """Where tiles are assigned the longest first.
+    """Parameters of assigning tiles longest first.
 
     Attributes:
-        piece_keys: keys that a partial result is worth.
-        cached_keys: keys of one head that the cache holds, or None: all; of two roles their prices
-            say.
+        piece_keys: cost of a partial result, in keys.
+        cached_keys: keys of one head that the cache holds; None: all. Plans of two roles take this
+            from their prices.
     """
 
     piece_keys: int
@@ -57,16 +57,17 @@ class Lists:
 
 @dataclass(frozen=True)
 class Site:
-    """Where plans go, and for which kernel: all that they have in common.
+    """What plans for one kernel into one layout have in common.
 
     Attributes:
         room: layout of the plan.
         active_ctas: CTAs that may get work.
         numbers: `PlannerSpec.site` of `codegen.planner_source`.
-        max_tiles: query tiles that batches within the room's bounds have.
-        slices: CTAs of a line; of two roles, two for each CTA, for the threads of a device.
-        scratch: bytes that a planner works in.
-        is_counted: its CTAs and loads are numbers that compiled planners can count with.
+        max_tiles: most query tiles of batches within the room's bounds.
+        slices: slices of a line, one per CTA; with two roles, two per active CTA, by which a device
+            planner gets its number of threads.
+        scratch: bytes of scratch memory of a planner.
+        is_counted: numbers of CTAs and loads are within the range of compiled planners.
     """
 
     room: Capacity
@@ -88,12 +89,12 @@ class Site:
         prices: RolePrices | None = None,
         lists: Lists | None = None,
     ) -> Site:
-        """That of a format with a `native_storage`, heads, and the tile of a kernel.
+        """The site of a format with a `native_storage`, heads, and the tile of a kernel.
 
-        Tiles of two roles have prices. Without `lists` lines of items are cut by Stream-K.
+        Tiles of two roles need prices. Without `lists` Stream-K cuts lines of items.
         """
         storage, bounds = format_of(kv_format).native_storage, room.bounds
-        assert storage is not None  # others measure no batch, and no device plans them
+        assert storage is not None  # other formats have no native planner
         grid = Grid.of(active_ctas, heads.num_kv)
         cost = CostModel.for_stream_k(tile.rows, tile.keys)
         if lists is not None and tile.decode is None:
@@ -127,14 +128,14 @@ class Site:
 
     def outputs(self, address: int) -> tuple[int, ...]:
         """Addresses of the sections that OUTPUTS names."""
-        if address not in self._at:  # few: those of a workspace, or of a ring of buffers
+        if address not in self._at:  # few addresses: of a workspace, or of a ring of buffers
             self._at[address] = tuple(address + 4 * self.room.offsets[name] for name in OUTPUTS)
         return self._at[address]
 
 
 def _in_order(fields: Sequence[tuple[str, str]], **numbers: int) -> tuple[int, ...]:
-    """Numbers, of which each has its name, in the order in which planners take them."""
-    assert len(numbers) == len(fields)  # and a name that is missing is a KeyError
+    """The named numbers, in the order in which planners take them."""
+    assert len(numbers) == len(fields)  # a missing name raises KeyError
     return tuple(numbers[name] for name, _ in fields)
 
 
@@ -174,7 +175,7 @@ def _deal_numbers(tile: TileConfig, piece_keys: int, prices: RolePrices) -> tupl
 
 @dataclass(frozen=True)
 class _Work:
-    """The most that there may be to plan: `max_tiles` query tiles of each head."""
+    """The largest batch to plan: `max_tiles` query tiles of each head."""
 
     bounds: Bounds
     heads: Heads
@@ -191,12 +192,12 @@ class _Work:
         return cost.of_longest(self.bounds.max_kv_len, tile.keys)
 
     def fits_line(self, longest: int) -> bool:
-        """Whether the length of all lines, or the price of all items, may be counted: planners
+        """Whether the length of all lines, or the price of all items, is in range: planners
         multiply it by numbers of CTAs."""
         return self.items * longest * self.active_ctas < _MOST_PRICE
 
     def fits_queue(self, cost: CostModel, tile: TileConfig, cached_keys: int | None) -> bool:
-        """Whether loads of CTAs, and sections, may be counted where tiles are dealt."""
+        """Whether loads of CTAs, and numbers of sections, are in range where tiles are dealt."""
         keys = self.bounds.max_requests * self.bounds.max_kv_len * self.heads.num_kv
         return (
             self.items * self.longest(cost, tile) < _MOST_LOAD
@@ -208,7 +209,7 @@ class _Work:
 def _of_roles(
     work: _Work, tile: TileConfig, prices: RolePrices, lists: Lists | None
 ) -> tuple[tuple[int, ...], int, bool]:
-    """Numbers, bytes that a planner of two roles works in, and whether it can count all work."""
+    """Numbers and scratch bytes of a planner of two roles, and whether all work is in its range."""
     bounds = work.bounds
     numbers = _role_numbers(tile, work.active_ctas, prices)
     scratch = role_scratch_bytes(work.max_tiles, bounds.max_requests, work.active_ctas, SLICES)
@@ -223,7 +224,7 @@ def _of_roles(
 
 
 def _longest_price(tile: TileConfig, prices: RolePrices, max_kv_len: int) -> int:
-    """Of the longest item of either role."""
+    """Price of the longest item of the first role plus that of the second."""
     roles = tile, tile.decode
     return sum(
         unit * CostModel.for_stream_k(role.rows, role.keys).of_longest(max_kv_len, role.keys)

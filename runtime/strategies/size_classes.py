@@ -1,4 +1,4 @@
-"""Where native plans go, and how they are read back: what planners of host and device share."""
+"""Size classes: layouts of native plans, by host or device, and how plans are read back."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.plans.capacity import WorkspaceSize
 from warploom.scheduler.plans.unpack import unpack, unpack_batch
 
-_KEPT = 16  # choices that have size classes
-_SIZES = 4  # classes of a choice: making one takes longer than a plan
+_KEPT = 16  # most choices with size classes
+_SIZES = 4  # most classes kept per choice: making a class takes longer than making a plan
 _Unpacked: TypeAlias = tuple[npt.NDArray[np.int32], Arrays]
 
 
 @dataclass(frozen=True)
 class SizeClass:
-    """Where native plans of batches of about one size go.
+    """Kernel, layout and workspace for native plans of batches of about one size.
 
     Attributes:
-        choice: as it was made.
-        kernel: of it.
-        site: of the plan.
-        size: of the workspace.
-        lists: how tiles are assigned longest first; None where Stream-K partitions them.
+        choice: the choice of the tile.
+        kernel: the kernel of this tile.
+        site: layout and constants of the plans.
+        size: size of the workspace.
+        lists: how tiles are assigned longest first; None: the Stream-K partition.
     """
 
     choice: TileChoice
@@ -63,9 +63,9 @@ class SizeClass:
     def suits(
         self, batch: Measured | OnDevice, choice: TileChoice, declared: Bounds | None
     ) -> bool:
-        """True if a batch belongs here: any with declared bounds, else if it fills a quarter.
+        """True if a batch belongs here: any with declared bounds; else it must fill a quarter.
 
-        Room is for powers of two, and lengths of a serving step go back and forth over some.
+        Room is rounded up to powers of two, which lengths of serving steps cross back and forth.
         """
         if choice is not self.choice or declared is not None:
             return choice is self.choice
@@ -79,7 +79,7 @@ class SizeClass:
 
     @cached_property
     def least(self) -> Bounds:
-        """Numbers of the smallest batch, where bounds are not declared: more than a quarter."""
+        """Smallest batch of the class without declared bounds: more than a quarter of the room."""
         room = self.site.room.bounds
         numbers = room.max_requests, room.max_q_rows, room.max_kv_len, room.max_blocks
         return Bounds(*((number >> 2) + 1 if number >> 2 else 0 for number in numbers))
@@ -89,12 +89,12 @@ Values = tuple[dict[str, Any], dict[str, Any]]  # scalars, and tensors that the 
 
 
 def values_of(inputs: Inputs) -> Values:
-    """What a plan is made with, which later plans and runs do not change."""
+    """A copy of the values that a plan is made with, which later plans and runs do not change."""
     return dict(inputs.scalars), dict(inputs.known)
 
 
 class SizeClasses:
-    """Native plans of one wrapper.
+    """Size classes of one wrapper's native plans.
 
     Attributes:
         rules, memory: the wrapper's.
@@ -104,14 +104,14 @@ class SizeClasses:
         self.rules, self.memory = rules, memory
         self._kernels = kernels
         self._last: SizeClass | None = None
-        # steps with and without a prefill come in turn
+        # By choice and partition, since steps with and without a prefill alternate.
         self._of_choices: dict[tuple[int, bool], list[SizeClass]] = {}
 
     def of(self, batch: Measured | OnDevice, choice: TileChoice) -> SizeClass:
-        """Where the plan of a batch for a tile goes."""
+        """The size class of a batch with a tile, made if there is none."""
         rules, declared = self.rules, self.rules.options.bounds
         stream_k = rules.uses_stream_k(batch, choice.tile)
-        key = id(choice), stream_k  # classes keep their choices
+        key = id(choice), stream_k  # size classes keep choices alive, so ids are unique
         found = self._of_choices.get(key, [])
         for size_class in found:
             if size_class.suits(batch, choice, declared):
@@ -120,7 +120,7 @@ class SizeClasses:
             size_class = self._made(batch, choice, stream_k)
             if not found and len(self._of_choices) >= _KEPT:
                 self._of_choices.clear()
-        if not found or found[0] is not size_class:  # that of the last plan is asked first
+        if not found or found[0] is not size_class:  # the last plan's class comes first
             others = [one for one in found if one is not size_class]
             self._of_choices[key] = [size_class, *others[: _SIZES - 1]]
         self._last = size_class
@@ -139,14 +139,14 @@ class SizeClasses:
     def planned(
         self, batch: Measured | OnDevice, size_class: SizeClass, inputs: Inputs, by: str
     ) -> Planned:
-        """What was planned into the workspace just now, which kernels are to read."""
+        """Point kernels to the plan just written to the workspace, and describe it."""
         self.memory.point_to(size_class.site.room)
         return self.made(batch, size_class, values_of(inputs), by)
 
     def made(
         self, batch: Measured | OnDevice, size_class: SizeClass, values: Values, by: str
     ) -> Planned:
-        """The same where kernels read plans of this size class already."""
+        """Like `planned`, but kernels already read plans of this size class."""
         captured = None
         if isinstance(batch, OnDevice) and is_capturing(self.rules.device):
             captured = batch.tensors
@@ -155,17 +155,17 @@ class SizeClasses:
         return Planned(batch, choice, kernel, size, by, read, is_native=True)
 
     def verify(self, planned: Planned, inputs: Inputs) -> None:
-        """Read the last plan anew, lest one is kept that memory has lost, and check it.
+        """Read the last plan anew from memory, which may have lost a cached plan, and check it.
 
         Raises:
             PlanInvalid: what is wrong with it.
         """
         size_class = self._last
-        assert size_class is not None  # there is a plan
+        assert size_class is not None  # a plan was made
         packed = self.memory.packed(size_class.site.room)
         check_header(packed, size_class.site.room, planned.by)
         known = dict(inputs.known)
-        if isinstance(planned.batch, OnDevice):  # which has asked the mask with values from there
+        if isinstance(planned.batch, OnDevice):  # the mask was evaluated with device values
             known |= {name: _values(inputs.tensors[name]) for name in inputs.mask_tensors}
         scalars, number = dict(inputs.scalars), self.memory.number
         plan, visibility, _ = self._read(size_class, number, None, scalars, known)
@@ -178,17 +178,17 @@ class SizeClasses:
     def _unpacked(
         self, size_class: SizeClass, number: int, captured: tuple[torch.Tensor | None, ...] | None
     ) -> _Unpacked:
-        """The bytes of a plan in the workspace, and their batch.
+        """The bytes of a plan in the workspace, and its batch.
 
         Args:
-            size_class: where it lies.
-            number: which plan it is.
+            size_class: the plan's layout.
+            number: the plan's number.
             captured: the lengths on the device, if only replays of a CUDA graph make the plan.
 
         Raises:
-            NotPlanned: they are those of a later plan.
+            NotPlanned: the bytes are those of a later plan.
             NotReplayed: no replay has made the plan of these lengths.
-            PlanMismatch: they are another wrapper's.
+            PlanMismatch: the bytes are those of another wrapper.
         """
         if number != self.memory.number:
             raise NotPlanned(what="another plan() has taken the place of the one asked for")
@@ -208,7 +208,7 @@ class SizeClasses:
         scalars: dict[str, Any],
         known: dict[str, Any],
     ) -> Read:
-        """A plan with the values that the mask read; see `_unpacked`."""
+        """Read a plan, given the values that the mask read; see `_unpacked`."""
         packed, arrays = self._unpacked(size_class, number, captured)
         visibility = self.rules.visibility(arrays, scalars, known)
         problem = self.rules.problem(arrays.segments, size_class.kernel, visibility)
@@ -220,7 +220,7 @@ class SizeClasses:
 def _values(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """A tensor's values for the mask's analysis."""
     tensor = tensor.detach()
-    if tensor.dtype == torch.bfloat16:  # NumPy has none
+    if tensor.dtype == torch.bfloat16:  # NumPy has no bfloat16
         tensor = tensor.float()
     values: npt.NDArray[Any] = tensor.cpu().numpy()
     return values

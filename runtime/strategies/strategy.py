@@ -1,6 +1,6 @@
-"""What a way to plan can do, and the plan that it makes.
+"""The interface of planning strategies, and the plan that a strategy makes.
 
-`planner.Planner` holds them in order, and is the only one to know which there are.
+`planner.Planner` holds the strategies in order; nothing else knows which there are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Read(NamedTuple):
     Attributes:
         plan: the plan.
         visibility: the mask's answers for it.
-        arrays: the batch that it is of.
+        arrays: its batch.
     """
 
     plan: Plan
@@ -39,13 +39,13 @@ class Planned:
 
     Attributes:
         batch: what was planned.
-        choice: the tile, with what spoke for it.
-        kernel: of it.
-        size: of the workspace.
-        by: who planned, for `explain()`.
-        read: reads the plan anew. One that a native planner wrote is read from the device when
-            first asked for; if another has taken its place, NotPlanned says so.
-        is_native: it is to be read so.
+        choice: the tile, with the reason for it.
+        kernel: the kernel of this tile.
+        size: size of the workspace.
+        by: name of the planner, for `explain()`.
+        read: reads the plan anew. A plan of a native planner is read from the device when first
+            needed; raises NotPlanned if another plan has taken its place.
+        is_native: a native planner wrote it.
     """
 
     batch: Batch
@@ -56,7 +56,7 @@ class Planned:
     read: Callable[[], Read]
     is_native: bool
 
-    def __repr__(self) -> str:  # that of all parts has the kernel's source
+    def __repr__(self) -> str:  # the default would include the kernel's source
         ctas = self.kernel.num_ctas
         return f"{type(self).__name__}(tile={self.choice.tile}, num_ctas={ctas}, by={self.by!r})"
 
@@ -74,14 +74,14 @@ class Planned:
 
     @property
     def arrays(self) -> Arrays:
-        """The batch as it was planned, whatever has become of the index arrays since."""
+        """The batch as it was planned, even if the index arrays have changed since."""
         return self._once.arrays
 
     @property
     def given(self) -> tuple[Any, ...]:
         """The index arrays that `plan` was given: qo_indptr, kv_indptr, last_page_len, kv_indices.
 
-        Ragged and dense storage has two of them. Only native plans have kept them.
+        Ragged and dense storage has only the first two. Only native plans keep them.
         """
         if isinstance(self.batch, OnDevice):
             return self.batch.tensors
@@ -93,22 +93,23 @@ class Strategy(Protocol):
     """A way to plan."""
 
     def prepare(self) -> None:
-        """Build what planning needs, so that no plan has to."""
+        """Build what planning needs, so that no later call has to."""
 
     def read(self, given: Arguments) -> Batch | None:
-        """Check the arguments and bring them into the form that suits this way best.
+        """Check the arguments and bring them into the form that this strategy plans from.
 
-        None: another must read them, or say what is wrong with them.
+        None: another strategy must read them, or report what is wrong with them.
         """
 
     def plan(self, batch: Batch, choice: TileChoice, inputs: Inputs) -> Planned | None:
-        """Plan a batch, and enqueue what there is to copy on the current stream.
+        """Plan a batch, and enqueue the necessary copies on the current stream.
 
-        None: it cannot for this tile, or with what is known of what the mask reads; another must.
+        None: this strategy cannot plan for this tile, or does not know the values that the mask
+        reads; another strategy must plan.
 
         Raises:
-            BoundsExceeded, WorkspaceTooSmall, ArgumentError: the batch does not fit; the plan
-                before stays as it was.
+            BoundsExceeded, WorkspaceTooSmall, ArgumentError: the batch does not fit; the previous
+                plan stays as it was.
             CompileError and others of `Kernels.get`.
         """
         ...

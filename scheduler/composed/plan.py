@@ -1,4 +1,4 @@
-"""Composed plans as arrays, and how long their sections can become."""
+"""Composed plans as arrays, and the largest lengths of their sections."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class ComposedPlan(Plan):
 
     Attributes:
         units: UNIT records.
-        unit_rows: int64 (units,) fused rows of each.
+        unit_rows: int64 (units,) fused rows of each unit.
         packed_rows: int32, unit * ROW_CODE + row within the unit, for each row of each tile.
-        row_merges: ROW_MERGE records, for each fused row and head that has several results.
-        contributions: int32, partial row of a unit's first row, for each partial result of it.
-        choices: what was decided about each shared prefix.
+        row_merges: ROW_MERGE records, one for each fused row and head that has several results.
+        contributions: int32, for each partial result of a unit, the partial row of its first row.
+        choices: the decision about each shared prefix.
     """
 
     units: Records
@@ -44,7 +44,7 @@ class ComposedPlan(Plan):
 
     @property
     def role(self) -> Ints:
-        """(items,) the role of each, which follows from its rows."""
+        """(items,) role of each item, which follows from its rows."""
         return role_of_rows(self.items["rows"].astype(np.int64), self.problem.roles)
 
     def sections(self) -> dict[str, npt.NDArray[np.int32]]:
@@ -80,15 +80,15 @@ class ComposedCapacity(Capacity):
     """Lengths of all sections of composed plans; `max_slots` counts partial rows.
 
     Attributes:
-        max_units, max_row_merges: records.
-        max_packed_rows, max_contributions: entries.
+        max_units, max_row_merges: numbers of records.
+        max_packed_rows, max_contributions: numbers of entries.
     """
 
     max_units: int
     max_packed_rows: int
     max_row_merges: int
     max_contributions: int
-    votes_bytes: ClassVar[int] = 0  # no device plans it
+    votes_bytes: ClassVar[int] = 0  # no device planner makes composed plans
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -116,18 +116,17 @@ def composed_capacity(
 ) -> ComposedCapacity:
     """Section lengths that no composed plan within the bounds exceeds.
 
-    A unit is in one tile for each part that it reads, at most `bounds.max_levels`. Levelling, or
-    the Stream-K partition of two roles, cuts at most `most_cuts` pieces off, each with the rows of
-    one tile. A prefix that is a part has
-    two requests or more, and on one level no request has two prefixes. With one level, the items
-    that pieces were cut off are the only others with partial rows.
+    A unit is in one tile for each part that it reads, in at most `bounds.max_levels`. Levelling, or
+    the Stream-K partition of two roles, cuts off at most `most_cuts` pieces, each with the rows of
+    one tile. A prefix that is a part has two requests or more, and on one level no request has two
+    prefixes. With one level, only pieces and the items they were cut off have partial rows.
 
     Args:
         bounds: the largest batch.
-        rows: of a tile.
+        rows: rows of a tile.
         num_kv_heads, group_size: key/value heads, and query heads of each.
         num_ctas: CTAs of the grid.
-        num_roles: of the plans.
+        num_roles: roles of the plans.
 
     Raises:
         ArgumentError: the bounds need more records than int32 can count, or two roles have more
@@ -139,7 +138,7 @@ def composed_capacity(
     cuts = most_cuts(num_ctas, num_roles) if units and bounds.max_kv_len else 0
     smallest = group_size if pieces == 1 else (group_size % rows or rows)
     fused = bounds.max_q_rows * group_size
-    whole = num_kv_heads * fused * levels  # partial rows of what was not cut off
+    whole = num_kv_heads * fused * levels  # partial rows of items that are not pieces
     check_ctas(num_ctas, num_roles)
     result = ComposedCapacity(
         bounds=bounds,

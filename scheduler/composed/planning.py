@@ -1,12 +1,12 @@
-"""Composed plans: parts of the keys, each with query tiles of its own, in one work list.
+"""Composed plans: parts of the keys, each with its own query tiles, in one work list.
 
-What differs from an ordinary plan: rows of a tile may belong to several requests, so a tile names
-them row by row (`packed_rows`); and a unit's partial results come from several parts, each of which
-may be cut, so its rows list them (`row_merges`). Many rows become complete at once, when the last
-piece of a prefix is done; therefore they are merged by all CTAs together, when all items are.
-Assigning and levelling are the same; plans of two roles share tiles out as others do
-(`role_lists`). A tile has the role with the fewest rows that holds it: prefixes that many requests
-read are prefills, what a decode has for its own is a decode.
+Differences from an ordinary plan: rows of a tile may belong to several requests, so a tile lists
+its rows one by one (`packed_rows`); and a unit's partial results come from several parts, each of
+which may be cut, so row merges list the partial results of each row (`row_merges`). When the last
+piece of a prefix is done, many rows become complete at once; so all CTAs merge them together, after
+all items are done. Assigning and levelling are the same as in other plans, and plans of two roles
+use `role_lists` as others do. A tile has the role with the fewest rows that holds it: a prefix that
+many requests read is a prefill, a decode request's own part is a decode.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MAX_UNITS = 2**31 // ROW_CODE  # so that the last row's code fits int32
 
 @dataclass(frozen=True)
 class SharedBatch:
-    """A batch whose requests share prefixes; what tiles of a length make of it is kept.
+    """A batch whose requests share prefixes; caches its units and parts for each tile height.
 
     Attributes:
         requests: SEGMENT records of a paged batch, one for each request.
@@ -67,15 +67,13 @@ class SharedBatch:
     )
 
     def cut(self, rows: int) -> tuple[Units, Parts, tuple[Choice, ...]]:
-        """Query tiles of so many rows that each request has alone, which keys become parts, and
-        why.
-        """
+        """Each request's own query tiles of `rows` rows, the parts, and the reasons for them."""
         if rows not in self._cut:
             units = cut_units(self.requests, self.group_size, rows)
             count = np.bincount(units.request, minlength=len(self.requests))
             fused = self.requests["num_q"].astype(np.int64) * self.group_size
-            # Who fits no tile beside the smallest would read about as often with others as alone,
-            # and merge each row.
+            # A request that fits no tile together with the smallest one would read keys about as
+            # often with others as alone, and would have to merge each row.
             forest = self.forest.without(fused + fused[fused > 0].min(initial=rows) > rows)
             kept, choices = choose_parts(forest, count, fused, rows, self.levels)
             parts = Parts.of(self.requests, forest, kept, self.page_size)
@@ -83,10 +81,10 @@ class SharedBatch:
         return self._cut[rows]
 
     def reads(self, rows: int) -> tuple[int, int, int]:
-        """What tiles of so many rows would do for each key/value head; masks are not asked.
+        """What tiles of `rows` rows would do for each key/value head, without regard to the mask.
 
         Returns:
-            Keys that are read once or more, keys that tiles walk (each for every tile), and tiles.
+            Distinct keys that are read, keys that tiles walk (counted for every tile), and tiles.
         """
         units, parts, choices = self.cut(rows)
         count = np.bincount(units.request, minlength=len(self.requests))
@@ -97,7 +95,7 @@ class SharedBatch:
 
     @cached_property
     def _distinct_keys(self) -> int:
-        """Keys of all requests, shared ones once: memory brings no more, whoever asks for them."""
+        """Keys of all requests, shared ones once: the most that is read from memory."""
         sharers = self.forest.sum_over_requests(np.ones(len(self.requests), np.int64))
         again = (sharers - 1) * self.forest.length
         return int(self.requests["kv_len"].sum(dtype=np.int64) - again.sum())
@@ -105,7 +103,7 @@ class SharedBatch:
 
 @dataclass(frozen=True)
 class _Packed:
-    """Who is packed together, with what that was made of."""
+    """The packed tiles of a batch, and the units, parts and pairs they were made of."""
 
     units: Units
     parts: Parts
@@ -125,10 +123,10 @@ class _Packed:
 def tiles_of_roles(
     batch: SharedBatch, roles: Sequence[Role], visibility_of: VisibilityOf
 ) -> list[int]:
-    """Key tiles that each role walks for one key/value head; those of prefixes once for all.
+    """Key tiles that each role walks for one key/value head; a packed tile walks a prefix once.
 
     Args:
-        batch: what may be planned.
+        batch: the batch.
         roles: the one with the most rows first.
         visibility_of: the mask's answers for given segments.
     """
@@ -146,7 +144,7 @@ def make_composed_plan(
 
     Args:
         batch: what to plan.
-        problem: the same batch without them, and the machine; at most `ROW_CODE` rows.
+        problem: the same batch without prefixes, and the machine; tiles of at most `ROW_CODE` rows.
         visibility_of: the mask's answers for given segments.
         indices: the page table of all requests; parts point into it.
 
@@ -186,20 +184,20 @@ def make_composed_plan(
 
 
 def _packed_rows(pairs: Pairs, units: Units) -> npt.NDArray[np.int32]:
-    """Code of each row of each tile; tiles are runs of pairs, so pairs in order give them all."""
+    """Code of each row of each tile, in order of pairs, of which tiles are runs."""
     rows = units.rows[pairs.unit]
     within = np.arange(int(rows.sum())) - np.repeat(np.cumsum(rows) - rows, rows)
     return (np.repeat(pairs.unit, rows) * ROW_CODE + within).astype(np.int32)
 
 
 def _first_row(tiles: PackedTiles) -> Ints:
-    """(n,) first entry in `packed_rows` of each tile: no two have the same."""
+    """(n,) first entry in `packed_rows` of each tile; distinct."""
     first: Ints = np.cumsum(tiles.rows) - tiles.rows
     return first
 
 
 def _by_role(tiles: PackedTiles, roles: Sequence[Role]) -> list[Tiles]:
-    """Those of each role as tiles of any plan, whose key tiles all count as visible."""
+    """The tiles of each role, as `Tiles` whose key tiles all count as visible."""
     first_row, role = _first_row(tiles), role_of_rows(tiles.rows, roles)
     found = []
     for number, one in enumerate(roles):
@@ -217,7 +215,7 @@ def _share_out(tiles: PackedTiles, problem: Problem) -> tuple[WorkList, Ints]:
     work = share_out(of_prefill, of_decode, problem)
     items = work.items.view(WORK_ITEM.dtype)
     tile = np.searchsorted(_first_row(tiles), items["row_begin"])
-    items["rows"] = tiles.rows[tile]  # in the place of the role, which follows from them
+    items["rows"] = tiles.rows[tile]  # replaces the role, which follows from the rows
     items["merge"] = -1
     return replace(work, items=items), tile
 
@@ -225,12 +223,10 @@ def _share_out(tiles: PackedTiles, problem: Problem) -> tuple[WorkList, Ints]:
 def _deal(tiles: PackedTiles, num_shared: int, problem: Problem) -> tuple[WorkList, Ints]:
     """Lists, and the tile of each item; what lies above the mean load is cut off and moved.
 
-    Own parts are assigned first, so that the prefixes, assigned on top and cut, fill up what is
-    left.
-
+    Own parts are assigned first, prefixes after them, so that prefixes are cut and fill the rest.
     Every key tile between a tile's bounds counts as visible.
     """
-    # Without `piece_keys`: paying for pieces made small batches up to 1.28 times as slow (H200).
+    # Without `piece_keys`: with it, small batches took up to 1.28 times as long (H200).
     model = CostModel.of(problem.rows, problem.keys)
     span = -((tiles.kv_begin - tiles.kv_end) // problem.keys)
     cost = model.of_chunks(span)
@@ -270,7 +266,7 @@ def _whole_items(tiles: PackedTiles, tile: Ints, head: Ints) -> Records:
 
 
 def _cut(items: Records, owner: Ints, moves: Moves, keys: int) -> Records:
-    """The pieces that moves cut from their owners' items, which end before them from now on."""
+    """Items of the pieces in `moves`; shortens the owners' items to end where the pieces begin."""
     pieces = items[owner]
     first = items["kv_begin"][owner].astype(np.int64)
     pieces["kv_begin"] = first + moves.begin * keys
@@ -282,7 +278,7 @@ def _cut(items: Records, owner: Ints, moves: Moves, keys: int) -> Records:
 def _merge_rows(
     items: Records, tile: Ints, packed: _Packed, heads: int
 ) -> tuple[Records, npt.NDArray[np.int32], int]:
-    """Gives partial rows to items whose units have several, and lists them for the rows of units.
+    """Gives partial rows to items whose units have several results, and lists them for row merges.
 
     An item whose units have no other result keeps slot -1: it writes the output itself.
 
@@ -298,7 +294,7 @@ def _merge_rows(
     partial = np.bincount(item, number[target] > 1, len(items)) > 0
     rows = items["rows"].astype(np.int64) * partial
     items["slot"] = np.where(partial, np.cumsum(rows) - rows, -1)
-    # In order of units and heads, then of keys; what was written directly merges nothing.
+    # In order of units and heads, then of keys; results written directly are not merged.
     listed = np.flatnonzero(partial[item])
     item, pair, target = item[listed], pair[listed], target[listed]
     key = parts.records["kv_pos"][items["segment"][item]].astype(np.int64) + items["kv_begin"][item]
@@ -310,7 +306,7 @@ def _merge_rows(
 
 
 def _joins(number: Ints, units: Units, heads: int) -> Records:
-    """A record for each row of the units and heads (unit * heads + head) with contributions."""
+    """ROW_MERGE records, one for each row of each unit and head that has contributions."""
     target = np.flatnonzero(number)
     rows = units.rows[target // heads]
     within = np.arange(int(rows.sum())) - np.repeat(np.cumsum(rows) - rows, rows)

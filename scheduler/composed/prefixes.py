@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from warploom.scheduler.model.layout import Ints
 
-_FIRST_LOOK = 64  # pages compared at first; each further look is twice as wide
+_FIRST_LOOK = 64  # pages compared at first; each further comparison is twice as wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,18 +40,18 @@ class PrefixForest:
 
     @property
     def depth(self) -> int:
-        """Most runs on the way to a request."""
-        depth = np.zeros(len(self) + 1, np.int64)  # the last one is that of "no run"
+        """Most runs on the path from a root to a request."""
+        depth = np.zeros(len(self) + 1, np.int64)  # the last entry stands for "no run", -1
         for node, parent in enumerate(self.parent):
             depth[node] = depth[parent] + 1
         return int(depth.max())
 
     def without(self, requests: npt.NDArray[np.bool_]) -> PrefixForest:
-        """The same runs, which these requests do not share."""
+        """The same runs, shared by all but these requests."""
         return replace(self, leaf=np.where(requests, -1, self.leaf))
 
     def sum_over_requests(self, values: Ints) -> Ints:
-        """(nodes,) sum of a value of each request, over the requests that share the run."""
+        """(nodes,) sum of a per-request value over the requests that share each run."""
         total = np.zeros(len(self) + 1, np.int64)
         np.add.at(total, self.leaf, values)
         for node in range(len(self) - 1, -1, -1):
@@ -62,7 +62,7 @@ class PrefixForest:
 def find_prefixes(
     starts: Ints, indices: npt.NDArray[np.int32], full_pages: Ints, page_size: int
 ) -> PrefixForest:
-    """The runs of pages that several requests list from their beginning on.
+    """Finds the runs of pages with which the page tables of several requests begin.
 
     Args:
         starts: (requests,) where each request's pages begin.
@@ -89,7 +89,7 @@ def find_prefixes(
 def _by_page(
     starts: Ints, indices: npt.NDArray[np.int32], full_pages: Ints, depth: int
 ) -> Iterator[Ints]:
-    """Groups of requests, by place in `starts`, that list the same page at a depth; no loners."""
+    """Groups of two requests or more, by index in `starts`, with the same page at a depth."""
     has = np.flatnonzero(full_pages > depth)
     if len(has) < 2:
         return
@@ -103,7 +103,7 @@ def _by_page(
 
 
 def _common(starts: Ints, indices: npt.NDArray[np.int32], depth: int, limit: int) -> int:
-    """How many pages, of the first `limit`, all these requests have in common."""
+    """How many of the first `limit` pages all these requests have in common."""
     width = _FIRST_LOOK
     while depth < limit:
         place = np.arange(depth, min(depth + width, limit))

@@ -1,6 +1,6 @@
-"""Which shared prefixes are worth a part of their own: reading keys once, against merging states.
+"""Decides which shared prefixes become parts: keys are read once, but states must be merged.
 
-Costs are counted in keys of one head that a tile reads.
+The unit of costs is one key of one head that a tile reads.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from warploom.scheduler.model.layout import Ints
 
 PER_ITEM = 128  # opening a work item, and waiting for its first keys
 # Writing and reading a row's partial result, in keys: head_dim float32 numbers twice, where a key
-# is 2 * head_dim 16-bit numbers; and as much again, because the row's other part becomes partial.
+# is 2 * head_dim 16-bit numbers; and the same again, because the row's other part becomes partial.
 PER_ROW = 4
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was decided about one prefix.
+    """The decision about one prefix.
 
     Attributes:
-        keys: that are read with it: its own, and those before that are no part.
-        requests: that share it, without those that fit no tile beside the smallest.
-        kept: it is a part; else its keys are read with those that follow.
+        keys: keys read with it: its own, and those of the prefixes before it that are no part.
+        requests: requests that share it, without those too large for a tile with the smallest.
+        kept: it is a part; else its keys are read with the keys that follow.
         tiles: query tiles that read it as a part.
-        others: tiles that would read it otherwise.
+        others: query tiles that read it if it is no part.
         paid: what the part costs, in keys of one head.
     """
 
@@ -61,16 +61,17 @@ def choose_parts(
 ) -> tuple[npt.NDArray[np.bool_], tuple[Choice, ...]]:
     """Decides for each prefix whether it becomes a part, by modelled cost.
 
-    A prefix that is no part is read by those that follow: the nearest parts below, and the requests
-    without one. From the leaves up, a prefix is worth a part if that many reads of its keys cost
-    more than merging does; from the roots down, keys that wait for a part count too.
+    The keys of a prefix that is no part are read with the nearest parts below it, and by requests
+    without such a part. From the leaves up, a prefix is worth a part if these repeated reads of its
+    keys cost more than merging; from the roots down, keys of prefixes above that are no part count,
+    too.
 
     Args:
         forest: the prefixes.
         units: (requests,) query tiles that each request has alone.
-        fused_rows: (requests,) rows of these.
-        rows: of a tile.
-        levels: most parts on the way to a request, its own part included.
+        fused_rows: (requests,) fused rows of each request.
+        rows: rows of a tile.
+        levels: most parts that a request reads, its own part included.
 
     Returns:
         (nodes,) true for parts, and the reason for each node.
@@ -84,7 +85,7 @@ def choose_parts(
             worth = (others[node] - tiles[node]) * keys[node] > paid[node]
             others[parent[node]] += min(tiles[node], others[node]) if worth else others[node]
     kept = np.zeros(len(forest), bool)
-    used = [0] * (len(forest) + 1)  # parts on the way to a node, and none before the roots
+    used = [0] * (len(forest) + 1)  # parts from a root to each node; last: above roots
     for node in range(len(forest)):
         above = parent[node]
         if above >= 0 and not kept[above]:
@@ -100,7 +101,7 @@ def choose_parts(
 def _as_parts(
     forest: PrefixForest, units: Ints, fused_rows: Ints, rows: int
 ) -> tuple[list[int], list[int]]:
-    """Tiles that each prefix has as a part, and what it costs to have it."""
+    """Tiles of each prefix if it is a part, and the cost of making it one."""
     number, filled = forest.sum_over_requests(units), forest.sum_over_requests(fused_rows)
     each = np.maximum(-(-filled // np.maximum(number, 1)), 1)
     tiles = -(-number // np.maximum(rows // each, 1))

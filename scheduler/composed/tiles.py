@@ -1,8 +1,8 @@
-"""Tiles of a composed plan: units of requests, the parts that they read, who is packed together.
+"""Tiles of a composed plan: units of requests, the parts that they read, and how they are packed.
 
 A unit is a query tile of one request. A part is a list of keys: a prefix that several requests
-share, or what is a request's own. A tile holds whole units, of different requests too, that read
-the same part; so rows of many requests meet the keys of a prefix at once (FlashInfer, 3.1.2).
+share, or the keys of one request alone. A tile holds whole units that read the same part, also of
+different requests; so rows of many requests meet the keys of a prefix at once (FlashInfer, 3.1.2).
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def cut_units(requests: Records, group_size: int, rows: int) -> Units:
     Args:
         requests: SEGMENT records, one for each request.
         group_size: query heads of each key/value head.
-        rows: of a tile.
+        rows: rows of a tile.
     """
-    queries = max(rows // group_size, 1)  # of a unit
-    pieces = -(-group_size // rows)  # of a query row
+    queries = max(rows // group_size, 1)  # query rows of a unit
+    pieces = -(-group_size // rows)  # units of a query row
     rows_of = requests["num_q"].astype(np.int64)
     count = -(-rows_of // queries) * pieces
     request = np.repeat(np.arange(len(requests)), count)
@@ -71,9 +71,9 @@ class Parts:
     """Key lists: those of shared prefixes, then one for each request.
 
     Attributes:
-        records: SEGMENT records; of a prefix, batch and lengths are those of one request.
-        before: (parts,) the part that holds the keys before, or -1.
-        num_shared: how many are prefixes.
+        records: SEGMENT records; a prefix has the batch and lengths of one of its requests.
+        before: (parts,) the part with the preceding keys, or -1.
+        num_shared: number of prefixes.
     """
 
     records: Records
@@ -83,8 +83,8 @@ class Parts:
     @property
     def levels(self) -> int:
         """Most parts that a request reads."""
-        depth = np.zeros(len(self.before) + 1, np.int64)  # the last one is that of no part
-        for part in range(self.num_shared):  # those before stand before
+        depth = np.zeros(len(self.before) + 1, np.int64)  # the last entry stands for no part, -1
+        for part in range(self.num_shared):  # parts stand before those that follow them
             depth[part] = depth[self.before[part]] + 1
         return 1 + int(depth[self.before[self.num_shared :]].max(initial=0))
 
@@ -92,16 +92,16 @@ class Parts:
     def of(
         cls, requests: Records, forest: PrefixForest, kept: npt.NDArray[np.bool_], page_size: int
     ) -> Parts:
-        """Lists of the kept prefixes, and what is left of each request.
+        """Lists of the kept prefixes, and of each request's remaining keys.
 
         Args:
             requests: SEGMENT records, one for each request.
             forest: prefixes.
-            kept: (nodes,) true for those that are parts.
+            kept: (nodes,) true for prefixes that are parts.
             page_size: tokens of an entry of the block list.
         """
-        last = np.full(len(forest) + 1, -1, np.int64)  # part on the way to a node; none to no node
-        end = np.zeros(len(forest) + 1, np.int64)  # of its keys
+        last = np.full(len(forest) + 1, -1, np.int64)  # last part up to each node, or -1
+        end = np.zeros(len(forest) + 1, np.int64)  # end of that part's keys
         before = np.full(len(forest), -1, np.int64)
         begin = np.zeros(len(forest), np.int64)
         number = np.cumsum(kept) - 1
@@ -134,10 +134,10 @@ class Pairs:
 
 
 def make_pairs(units: Units, parts: Parts, group_size: int, visibility_of: VisibilityOf) -> Pairs:
-    """Which units read which parts, and what of them.
+    """Which units read which parts, and which of their keys.
 
-    Left out are pairs without a visible key, but for the own part of a unit that sees nothing at
-    all: somebody must write its rows.
+    Pairs without a visible key are left out, except the own part of a unit that sees no key at all:
+    an item must write the unit's rows.
     """
     unit, part = np.arange(len(units.request)), parts.num_shared + units.request
     found = []
@@ -162,10 +162,10 @@ def make_pairs(units: Units, parts: Parts, group_size: int, visibility_of: Visib
 
 
 def pair_segments(units: Units, parts: Parts, unit: Ints, part: Ints) -> Records:
-    """SEGMENT records as a mask's analysis asks for them: rows of a unit and keys of a part.
+    """SEGMENT records for a mask's analysis: the rows of a unit and the keys of a part.
 
     Args:
-        unit, part: (n,) pairs.
+        unit, part: (n,) unit and part of each pair.
     """
     segments, records = parts.records[part], units.records[unit]
     for field in ("batch", "q_row", "q_len", "kv_len"):
@@ -180,8 +180,8 @@ class PackedTiles:
     """Query tiles, ordered by part; shape (n,) each. Every key/value head has the same ones.
 
     Attributes:
-        part: whose keys the tile reads.
-        first_pair, end_pair: its units, in `Pairs`.
+        part: the part whose keys the tile reads.
+        first_pair, end_pair: range of its units in `Pairs`.
         rows: fused rows.
         kv_begin: first key of the part's list, a multiple of the key tile of the rows' role.
         kv_end: one past the last key; equal to kv_begin if nothing is visible.
@@ -201,10 +201,10 @@ class PackedTiles:
 def pack(units: Units, parts: Parts, pairs: Pairs, roles: Sequence[Role]) -> PackedTiles:
     """Packs the units that read a part into tiles, in order, each as full as it gets.
 
-    Units of one request stay apart from its neighbours' in own parts, where nobody shares keys.
+    Units that read a request's own part get a tile each, since no other request reads its keys.
 
     Args:
-        roles: the one with the most rows, which are those of a full tile, first.
+        roles: the one with the most rows first; these are the rows of a full tile.
     """
     rows = roles[0].rows
     rows_of = units.rows[pairs.unit]

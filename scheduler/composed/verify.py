@@ -1,4 +1,4 @@
-"""What every composed plan must satisfy, checked from plan, page table and mask alone."""
+"""Checks invariants of every composed plan, from plan, page table and mask alone."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from warploom.scheduler.plans.verify_lists import Checks, check_lists
 def verify_composed(
     plan: ComposedPlan, requests: Records, visibility: Visibility, page_size: int
 ) -> None:
-    """Checks that each fused row meets each visible key of its request once; results merge.
+    """Checks that fused rows meet each visible key of their request once, and that results merge.
 
     Args:
         plan: the plan.
         requests: SEGMENT records of the batch, one for each request.
-        visibility: the mask's answers for these.
+        visibility: the mask's answers for these segments.
         page_size: tokens of an entry of the block list.
 
     Raises:
-        PlanInvalid: with the first invariant that does not hold.
+        PlanInvalid: names the first invariant that does not hold.
     """
     for holds, reason in _invariants(plan, requests, visibility, page_size):
         if not np.all(holds):
@@ -112,7 +112,7 @@ def _keys(
     item: Ints,
     unit: Ints,
 ) -> Checks:
-    """The keys that items of a unit and head walk are its request's, disjoint, and all it sees."""
+    """Items of a unit and head walk keys of its request, each once, and all keys that it sees."""
     problem = plan.problem
     items = plan.items[item]
     part = plan.segments[items["segment"]]

@@ -11,14 +11,14 @@ from warploom.errors import ArgumentError, BadLength, BoundsExceeded
 from warploom.scheduler.model.layout import SEGMENT, Records
 
 INT32_MAX = 2**31 - 1
-_LENGTHS = ("max_requests", "max_q_rows", "max_kv_len")  # what positions of functors count
+_LENGTHS = ("max_requests", "max_q_rows", "max_kv_len")  # these bound positions of functors
 
 
 @dataclass(frozen=True)
 class Bounds:
     """The largest batch that will ever be planned (FlashInfer, appendix D.3).
 
-    The first three are 2^28 at most, which positions of functors rely on; the others 2^31 - 1.
+    The first three are at most 2^28, which positions of functors rely on; the others 2^31 - 1.
 
     Attributes:
         max_requests: requests in a batch.
@@ -27,8 +27,8 @@ class Bounds:
             longest list, counted in keys.
         max_blocks: entries of the block list (indexed formats).
         max_segments: segments; None means one for each request. Block-sparse formats have more.
-        max_levels: parts that a request of a composed format may read, its own included. Where
-            more prefixes follow each other, fewer of them become parts.
+        max_levels: parts that a request of a composed format may read, its own included. If more
+            prefixes follow each other, only some of them become parts.
 
     Raises:
         ArgumentError: a number that is too small or too large.
@@ -75,7 +75,7 @@ class Bounds:
             num_blocks: entries of the block list.
 
         Raises:
-            BoundsExceeded: naming the first bound that is passed, and both numbers.
+            BoundsExceeded: names the first bound that is exceeded, and both numbers.
         """
         sizes = _sizes(segments, num_blocks)
         for name, got in sizes.items():
@@ -99,10 +99,10 @@ def _sizes(segments: Records, num_blocks: int) -> dict[str, int]:
 
 
 def check_segments(segments: Records, group_size: int) -> None:
-    """Refuses records that no kernel could walk: negative fields, or positions beyond int32.
+    """Refuses records that no kernel can process: negative fields, or positions beyond int32.
 
     Raises:
-        BadLength: naming the field, the segment and the value.
+        BadLength: names the field, the segment and the value.
     """
     matrix = segments.view(np.int32).reshape(len(segments), len(SEGMENT.fields))
     if len(matrix) == 0:

@@ -10,12 +10,12 @@ from warploom.scheduler.model.layout import Ints
 ALPHA = 1  # per query row of an item: loading queries, writing output
 BETA = 1  # per visible key: both products and the softmax
 SHORTEST_CHUNK = 128  # keys; below this a partial result costs more to merge than it saves
-# Of tiles that are cut after they are assigned, on a GPU: keys that a CTA could compute with while
-# it opens a piece, writes its partial result and merges. A CTA with 28 pieces of 128 rows took 7 us
-# more for each on an H100, and 1.7 us for 128 keys.
+# Cost of a piece, in keys, for tiles that are cut after they are assigned, on a GPU: what a CTA
+# could compute while it opens the piece, writes its partial result and merges. On an H100 a CTA
+# with 28 pieces of 128 rows took 7 us more for each piece, and 1.7 us for 128 keys.
 PIECE = 384
-# Of the Stream-K partition, in keys; fitted to decoding on an H200. The first is what a CTA could
-# read while it begins and ends an item, the second while it writes and merges a partial result.
+# Costs of the Stream-K partition, in keys; fitted to decoding on an H200. A CTA could read OPENING
+# keys while it begins and ends an item, PARTIAL while it writes and merges a partial result.
 OPENING = 128
 PARTIAL = 128
 
@@ -31,7 +31,7 @@ class CostModel:
         fixed: cost of an item without keys.
         per_tile: cost of one key tile.
         grain: key tiles of the shortest chunk that is ever cut off.
-        partial: cost of a partial result, where it counts.
+        partial: cost of a partial result; 0 where the model ignores it.
     """
 
     fixed: int
@@ -41,11 +41,11 @@ class CostModel:
 
     @classmethod
     def of(cls, rows: int, keys: int, piece: int = 0) -> CostModel:
-        """For assigning the longest first.
+        """For assigning longest first.
 
         Args:
-            rows, keys: of a tile.
-            piece: keys that a partial result is worth beside its own.
+            rows, keys: size of a tile.
+            piece: extra cost of a partial result, in keys.
         """
         unit = gcd(ALPHA * rows, BETA * keys)
         # A chunk should be worth at least twice its fixed cost.
@@ -67,7 +67,7 @@ class CostModel:
         return 2 * self.per_tile * self.grain
 
     def of_longest(self, max_kv_len: int, keys: int) -> int:
-        """The most that an item can cost, whose request has so many keys, in tiles of `keys`."""
+        """Most that an item of a request of `max_kv_len` keys can cost, in key tiles of `keys`."""
         return self.fixed + self.per_tile * -(-max_kv_len // keys)
 
     def of_chunks(self, visible: Ints) -> Ints:

@@ -1,7 +1,7 @@
 """The one table of plan records: NumPy layouts here, C structs in rendered source.
 
-Every field is an int32. `c_struct` emits the struct text that both back ends compile, so that a
-field is named, and its place decided, only here.
+Every field is an int32. `c_struct` emits the C structs that both back ends compile, so that names
+and order of fields are defined only here.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ WORK_ITEM = Record(
     ),
 )
 
-# In a plan of several roles the last field says which one; texts of other kernels stay as they are.
+# In a plan of two roles the last field is the role; source of other kernels stays as it is.
 ROLE_ITEM = Record(
     "WorkItem", (*WORK_ITEM.fields[:-1], ("role", "whose tile the rows and keys are cut into"))
 )
@@ -103,7 +103,7 @@ HEADER = Record(
     ),
 )
 
-# Plans of several roles have lists that CTAs claim (decision 0043).
+# Plans of two roles have shared lists that CTAs claim (decision 0043).
 ROLE_HEADER = Record(
     "PlanHeader",
     (
@@ -118,8 +118,8 @@ ROLE_HEADER = Record(
     ),
 )
 
-# Composed plans read a work item's `row_begin` as the tile's first entry in `packed_rows` and its
-# `slot` as the first partial row. In place of merges they have row merges, which run when all items
+# In composed plans a work item's `row_begin` is the tile's first entry in `packed_rows`, and its
+# `slot` is the first partial row. In place of merges they have row merges, which run when all items
 # are done.
 UNIT = Record(
     "Unit",
@@ -143,22 +143,22 @@ ROW_MERGE = Record(
         ("kv_head", "key/value head"),
     ),
 )
-# An entry of `packed_rows` is unit * ROW_CODE + row within the unit, so no tile may have more rows;
-# composed plans and the kernels (C++: kRowCode) hold that.
+# An entry of `packed_rows` is unit * ROW_CODE + row within the unit, so no tile may have more rows
+# than this; composed plans and the kernels (C++: kRowCode) respect it.
 ROW_CODE = 512
 
-# What a CTA reads first of a list: its first item and that item's segment, side by side, so that
-# one load need not wait for another (decision 0028). C++: opening.hpp.
+# What a CTA reads first of a list: the first item and its segment, side by side, so that the load
+# of one need not wait for that of the other (decision 0028). C++: opening.hpp.
 OPENING = np.dtype([("item", WORK_ITEM.dtype), ("segment", SEGMENT.dtype)])
 
 
 def c_structs(composed: bool = False, roles: bool = False) -> str:
-    """Text of all plan structs, for the code generator's context (passed in by the runtime).
+    """C source of all plan structs, for the code generator's context (passed in by the runtime).
 
     Args:
         composed: the structs of composed plans, which have units and row merges.
-        roles: those of plans of two roles, whose headers count shared lists and whose items say
-            their role, or if they are composed, their rows, from which it follows.
+        roles: the structs of plans of two roles. Their header counts shared lists, and their items
+            have a role; items of composed plans have rows, from which the role follows.
     """
     header = ROLE_HEADER if roles else HEADER
     item = ROLE_ITEM if roles and not composed else WORK_ITEM

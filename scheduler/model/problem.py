@@ -1,4 +1,4 @@
-"""What is to be planned, and what planning gives."""
+"""The planner's input (`Problem`) and output (`WorkList`)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from warploom.scheduler.model.layout import SEGMENT, Ints, Records
 from warploom.scheduler.model.roles import FIRST, Role, RolePrices, check_roles, roles_of
 from warploom.scheduler.model.visibility import Visibility
 
-# Order and limit are kept to 1/TOLERANCE of the mean load, so that tiles of like cost may stay in
-# the order of their heads and rows: neighbours in time then read the same keys.
+# The order by cost and the load limit are exact to 1/TOLERANCE of the mean load only, so that tiles
+# of like cost may stay in the order of their heads and rows: CTAs that run at the same time then
+# read the same keys.
 TOLERANCE = 64
-# Tiles are cut only if some CTA is loaded 1/WORTH_CUTTING above the mean, and if cutting takes
-# 1/WORTH_SAVING of the largest load: costs are not known to less.
+# Tiles are cut only if some CTA's load is 1/WORTH_CUTTING above the mean, and if cutting takes
+# 1/WORTH_SAVING off the largest load: costs are not known more exactly than that.
 WORTH_CUTTING = 16
 WORTH_SAVING = 32
-# Tiles per segment from which on they are assigned in the order of their keys. All of them read the
-# same keys, and fewer leave the cache too little to share for that to decide the order.
+# With this many tiles per segment or more, tiles are assigned in the order of their keys. All tiles
+# of a segment read the same keys; fewer tiles share too little in the cache to decide the order.
 SHARING_TILES = 4
 
 
@@ -33,7 +34,7 @@ class Problem:
     Attributes:
         segments: SEGMENT records, shape (n,); n may be 0.
         num_kv_heads, group_size: key/value heads, and query heads of each.
-        rows, keys: tile sizes; of the role with the most rows, if there are two.
+        rows, keys: tile sizes; with two roles, of the role with the most rows.
         num_ctas: CTAs of the grid.
         active_ctas: how many of them may get work; the first ones (FlashInfer, appendix E).
         visibility: the mask's answers for the segments.
@@ -41,17 +42,17 @@ class Problem:
             role (`roles.split_of`). The bits of a request then never depend on the batch or the
             CTAs. None: cut to balance the load.
         section_keys: keys of one head that the device's cache holds; tiles that share keys are then
-            run at the same time, see `sections`. None: the order of costs alone.
+            run at the same time, see `sections`. None: order by cost alone.
         stream_k: cut the line of all items at multiples of the mean load (`partition.stream_k`)
-            instead of assigning the longest first; neither split nor sections then. Of two roles:
-            nothing but that, where some prefills could be dealt (`partition.dealt_prefills`).
-        smaller: another role, for segments whose rows its tile holds; see `roles`. Such plans are
-            made by `partition.role_lists`, or cut at fixed multiples by `partition.role_chunks`.
-            There are no sections then.
-        prices: what work of each role costs; needed where there are two.
+            instead of assigning the longest first; excludes `split_size` and `section_keys`. With
+            two roles: always use lines, and never deal prefills (`partition.dealt_prefills`).
+        smaller: the second role, for segments whose rows its tile holds; see `roles`. Plans of two
+            roles are made by `partition.role_lists`, or cut at fixed multiples by
+            `partition.role_chunks`; they have no sections.
+        prices: what work of each role costs; required with two roles.
         only: (n,) the segments to plan, in order; None: all.
-        piece_keys: keys that a CTA could compute with while it opens a piece of a tile, writes its
-            partial result and merges; for plans that are assigned longest first.
+        piece_keys: cost of a piece of a tile, in keys: what a CTA could compute while it opens the
+            piece, writes its partial result and merges; for plans assigned longest first.
     """
 
     segments: Records
@@ -71,7 +72,7 @@ class Problem:
     piece_keys: int = 0
 
     def check(self) -> None:
-        """Refuses what makes no sense.
+        """Refuses invalid numbers and combinations of options.
 
         Raises:
             BadLength: a segment's field is negative or too large for int32 positions.
@@ -102,18 +103,18 @@ class Problem:
 
     @property
     def cost_model(self) -> CostModel:
-        """Of the one tile."""
+        """Cost model of the one tile."""
         if self.stream_k:
             return CostModel.for_stream_k(self.rows, self.keys)
         return CostModel.of(self.rows, self.keys, self.piece_keys)
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """All of them, the one with the most rows first."""
+        """All roles, the one with the most rows first."""
         return (Role(FIRST, self.rows, self.keys), *self.smaller)
 
     def by_role(self) -> tuple[Problem, ...]:
-        """The part of each role: a problem of one tile, whose costs are what prices are for."""
+        """The part of each role: a problem of one tile, in whose cost units prices are given."""
         found = roles_of(self.segments, self.group_size, self.roles)
         return tuple(
             replace(
@@ -125,23 +126,24 @@ class Problem:
 
 
 def share_keys(fused: int, rows: int, segments: int) -> bool:
-    """Whether several tiles read the same keys on average; none do where there is no segment.
+    """Whether a segment has at least SHARING_TILES tiles on average; false without segments.
 
     Args:
-        fused: rows of all segments.
-        rows: of a tile.
-        segments: how many there are.
+        fused: fused rows of all segments.
+        rows: rows of a tile.
+        segments: number of segments.
     """
     return 0 < SHARING_TILES * rows * segments <= fused
 
 
 def sections(problem: Problem, segment: Ints, head: Ints) -> Ints:
-    """Which part of the batch the keys of a (segment, head) belong to; parts fit the cache.
+    """The section of each (segment, head): a part of the batch whose keys fit the cache.
 
     Items are assigned section by section: tiles that read the same keys then run at the same time,
-    and find them in the cache. Without it, the longest tiles of all heads come first, and each CTA
-    reads the keys of another head (FlashAttention-3 swizzles heads for this reason). Sections are
-    alike: a small last one would leave some CTAs without work, for which the others are then cut.
+    and find them in the cache. Without sections, the longest tiles of all heads come first, and
+    each CTA reads the keys of another head (FlashAttention-3 swizzles heads for this reason).
+    Sections have equal sizes: a small last one would leave some CTAs without work, and items of
+    other CTAs would be cut for them.
 
     Args:
         segment: (n,) segments.
@@ -161,17 +163,17 @@ def sections(problem: Problem, segment: Ints, head: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class WorkList:
-    """Work of every list. With one role each CTA has one, else see `role_lists`.
+    """Work of every list. With one role each CTA has one list; with two see `role_lists`.
 
     Attributes:
         cta_indptr: int32 (lists + 1,); list i has items cta_indptr[i] .. cta_indptr[i + 1] - 1.
         items: WORK_ITEM or ROLE_ITEM records. Each list's partial items come first, then the
             others, both in the order in which they were assigned.
         merges: MERGE records.
-        loads: (lists,) modelled cost of each; in picoseconds if there are several roles.
+        loads: (lists,) modelled cost of each; with two roles in picoseconds.
         num_shared_prefills: lists of prefills that any CTA may claim.
-        num_decode_ctas: CTAs that decode, the first ones, if there are two roles.
-        num_shared_decodes: lists of decodes that these may claim.
+        num_decode_ctas: with two roles, CTAs that decode: the first ones.
+        num_shared_decodes: lists of decodes that the decoding CTAs may claim.
     """
 
     cta_indptr: npt.NDArray[np.int32]
@@ -188,12 +190,12 @@ class WorkList:
 
 
 def by_cta(items: Records, merges: Records, cta: Ints, cost: Ints, num_ctas: int) -> WorkList:
-    """Sorts items by CTA. Partial ones come first, so that merges hide behind later work.
+    """Sorts items by CTA. Partial items come first, so that later work hides their merges.
 
     Args:
         items: (n,) records, each CTA's in order.
         merges: records.
-        cta, cost: (n,) the CTA of each item, or its list, and its cost.
+        cta, cost: (n,) CTA, or list, and cost of each item.
         num_ctas: CTAs of the grid, or lists of the plan.
     """
     key = 2 * cta + (items["slot"] < 0)

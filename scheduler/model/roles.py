@@ -1,9 +1,9 @@
-"""Roles: what CTAs of one pass do, each with a tile of its own, such as prefill and decode.
+"""Roles: the kinds of work of one pass, such as prefill and decode, each with its own tile.
 
-A segment takes the role with the fewest rows whose tile holds all of its rows, and else the one
-with the most. So a segment has as many query tiles as if all had the largest tile, and capacities
-of one tile hold for both (decision 0040). Which CTAs take which role, and what they find to do
-when they are done, is decision 0043.
+Of the roles whose tile holds all rows of a segment, the segment takes the one with the fewest rows;
+if no tile holds them, it takes the role with the most rows. So a segment has as many query tiles as
+if all roles had the largest tile, and the capacities of one tile hold for both (decision 0040).
+Decision 0043 says which CTAs take which role, and which lists a CTA claims after its own.
 """
 
 from __future__ import annotations
@@ -17,33 +17,35 @@ from warploom.errors import ArgumentError
 from warploom.scheduler.model.cost import OPENING, CostModel
 from warploom.scheduler.model.layout import Ints, Records
 
-FIRST = "prefill"  # what the role with the most rows is called
-_MOST = 2  # roles of a plan
-# One counter of 32 bits holds how many CTAs have drawn a number from either end (hopper/roles.cuh).
+FIRST = "prefill"  # name of the role with the most rows
+_MOST = 2  # most roles of a plan
+# One 32-bit counter holds how many CTAs drew a number from each end of the grid (hopper/roles.cuh).
 MOST_CTAS = 2**16 - 1
-ROUNDS = 4  # of whole prefills, at most: the first for CTAs of their own, the others to be claimed
-ENDS = 3  # lengths of shared lists behind others, at most, each half of the one before
-# The role of each num_ctas lists of a plan: those that CTAs have for their own, which any CTA
-# claims (rounds, then ends; or whole prefills; or pieces), and which decoding ones do.
+ROUNDS = 4  # most rounds of whole prefills: CTAs own the lists of the first and claim the others
+ENDS = 3  # most lengths of the shared lists at the end of a line, each half of the one before
+# A plan has groups of num_ctas lists; this is the role of each group. First come the CTAs' own
+# prefills and own decodes, then shared prefills, which any CTA claims (rounds, then ends; or whole
+# prefills; or pieces), then shared decodes, which only decoding CTAs claim.
 ROLE_OF_LISTS = (0, 1, *(0,) * (ROUNDS - 1 + ENDS), *(1,) * ENDS)
-SLICES = (ROUNDS + ENDS, 1 + ENDS)  # of each role's lines for each CTA, at most
-SHARED_PREFILLS, SHARED_DECODES = 2, len(ROLE_OF_LISTS) - ENDS  # where these begin
+SLICES = (ROUNDS + ENDS, 1 + ENDS)  # most slices of each role's lines per CTA
+SHARED_PREFILLS, SHARED_DECODES = 2, len(ROLE_OF_LISTS) - ENDS  # first group of each
 
-# On an H200 a piece of a prefill costs about 10 us, to open, to write as a partial result and to
-# merge: as much as 800 keys, and if prefills are cut, a CTA has two. If not, the CTA that is done
-# last has half a prefill more than the mean, or, of fewer than CTAs, what it has beyond the mean.
+# On an H200 it costs about 10 us to open a piece of a prefill, to write its partial result and to
+# merge it: as much as 800 keys. If prefills are cut, a CTA has two pieces. If not, the last CTA to
+# finish is half a prefill above the mean load; with fewer prefills than CTAs, it is late by all
+# that its prefill has beyond the mean load.
 SHORTEST_CUT = 4096  # keys
-LATE = 8  # 1 of so many of these may be beyond the mean
-PER_IDLE_PREFILL = 4  # of CTAs that neither role needs 1 of so many prefills (decision 0043)
+LATE = 8  # an uncut prefill may exceed the mean load by 1/8 of the shortest cut
+PER_IDLE_PREFILL = 4  # prefills get 1/4 of the CTAs that neither role needs (decision 0043)
 
 
 @dataclass(frozen=True)
 class Role:
-    """What some CTAs of a pass do.
+    """A kind of work that some CTAs of a pass do.
 
     Attributes:
         name: such as "decode", for people.
-        rows, keys: of its tile.
+        rows, keys: size of its tile.
     """
 
     name: str
@@ -53,19 +55,20 @@ class Role:
 
 @dataclass(frozen=True)
 class RolePrices:
-    """What the work of two roles costs, so that CTAs can be shared out.
+    """What the work of two roles costs; the planner divides CTAs between the roles by it.
 
     Attributes:
         units: picoseconds that one CTA takes for one unit of each role's `CostModel`, in the order
-            of the roles. Where nobody asks for the time of a plan, they may have another unit.
-        saturating: CTAs of the last role that together read as fast as memory lets them.
+            of the roles. If the time of a plan is not needed, another unit will do.
+        saturating: CTAs of the last role that together saturate memory bandwidth.
         claim: keys of the shortest list of the last role that is worth claiming. The default is a
-            guess: several times what a CTA could read while it opens one.
-        cached_keys: keys of one head that the cache holds; None: all that a batch may have.
-        shortest_cut: keys of the shortest item of the first role that is cut, in key tiles begun.
-            So are those that are 1 / LATE of it longer than a CTA's equal slice of all items.
-        deals: whether a host may deal prefills beside decodes (decision 0062), which leaves less to
-            be claimed: where the price of a prefill is known.
+            guess: several times what a CTA could read while it opens a list.
+        cached_keys: keys of one head that the cache holds; None: all keys that a batch may have.
+        shortest_cut: keys of the shortest item of the first role that is cut, rounded up to key
+            tiles. Shorter items are cut, too, if one exceeds a CTA's equal slice of all items by
+            1/LATE of `shortest_cut`.
+        deals: whether a host planner may deal prefills beside decodes (decision 0062), which leaves
+            less work to claim; true where the price of a prefill is known.
     """
 
     units: tuple[int, int]
@@ -77,7 +80,7 @@ class RolePrices:
 
     @property
     def least(self) -> int:
-        """The smallest of its numbers, none of which makes sense below 1."""
+        """The smallest of all numbers; each must be at least 1."""
         known = () if self.cached_keys is None else (self.cached_keys,)
         return min(*self.units, self.saturating, self.claim, self.shortest_cut, *known)
 
@@ -90,11 +93,11 @@ class RolePrices:
         cached_keys: int | None = None,
         deals: bool = True,
     ) -> RolePrices:
-        """From what one key tile of each role costs, rounded up.
+        """Prices from the cost of one key tile of each role, rounded up.
 
         Args:
-            roles: two.
-            tiles: price of a key tile of each.
+            roles: two roles.
+            tiles: price of a key tile of each role.
             saturating, cached_keys, deals: see the attributes.
         """
         first, second = (
@@ -104,19 +107,19 @@ class RolePrices:
         return cls((first, second), saturating, cached_keys=cached_keys, deals=deals)
 
     def ctas(self, work: Sequence[int], active: int) -> tuple[int, int]:
-        """How many of the CTAs that may get work take each role.
+        """How many of the active CTAs take each role.
 
-        If work could be cut anywhere, all would be done in T = max(decode / saturating, all /
-        active): decodes on more CTAs than saturate memory are no faster. Where memory is the limit
-        neither role needs all of the other CTAs. Of these idle ones prefills get a quarter and
-        decodes the rest, since either may be slower beside the other than its price says; and
-        prefills have at least half of the CTAs that do not saturate memory. Else decodes get the
-        part of a CTA that is left over: who is done with them prefills, and who prefills never
-        decodes. With a single CTA it has both roles.
+        If work could be cut anywhere, it would take T = max(decode / saturating, all / active):
+        decodes get no faster on more CTAs than saturate memory. Where memory is the limit, some of
+        the other CTAs are needed by neither role. Prefills get a quarter of these idle CTAs and
+        decodes the rest, since either role may be slower beside the other than its price says; and
+        prefills get at least half of the CTAs beyond the saturating ones. Else the number of
+        prefilling CTAs is rounded down: a CTA that is done with decodes goes on with prefills, but
+        a prefilling CTA never decodes. A single active CTA has both roles.
 
         Args:
             work: cost of all items of each role, in units of its cost model.
-            active: CTAs.
+            active: CTAs that may get work.
         """
         prefill, decode = (size * unit for size, unit in zip(work, self.units, strict=True))
         if prefill == 0 or decode == 0:
@@ -135,35 +138,36 @@ class RolePrices:
         """Least cost of a shared list of the last role.
 
         Args:
-            model: of its tile.
-            keys: of its tile.
+            model: cost model of the role's tile.
+            keys: keys of that tile.
         """
         return max(model.least_slice, model.per_tile * -(-self.claim // keys))
 
     def cut_tiles(self, keys: int) -> int:
-        """`shortest_cut` in tiles of so many keys."""
+        """`shortest_cut` in key tiles of `keys` keys, rounded up."""
         return -(-self.shortest_cut // keys)
 
     def time(self, loads: Sequence[int], active: int) -> int:
-        """Picoseconds in which CTAs are done at best.
+        """Least picoseconds in which the CTAs can finish.
 
         Args:
             loads: picoseconds of each role's work, on one CTA.
-            active: CTAs.
+            active: CTAs that may get work.
         """
         return max(-(-loads[1] // min(self.saturating, active)), -(-sum(loads) // active))
 
 
 @dataclass(frozen=True)
 class RoleWork:
-    """What a role has to do in one plan.
+    """The work of one role in one plan.
 
     Attributes:
-        role: with its tile.
-        segments: whose rows it takes; those without rows are left out.
-        items: work items.
-        ctas: CTAs that have a list of them for their own.
-        shared: lists that CTAs claim when they are done: any CTA prefills, decoding ones decodes.
+        role: the role with its tile.
+        segments: number of its segments; those without rows do not count.
+        items: number of work items.
+        ctas: CTAs that have their own list of these items.
+        shared: lists that CTAs claim after their own: any CTA claims prefills, only decoding CTAs
+            claim decodes.
     """
 
     role: Role
@@ -174,7 +178,7 @@ class RoleWork:
 
 
 def check_roles(roles: Sequence[Role], prices: RolePrices | None) -> None:
-    """Refuses roles that no rule could tell apart, and roles without prices.
+    """Refuses roles that rows cannot tell apart, and two roles without prices.
 
     Raises:
         ArgumentError: sizes below 1, rows that do not fall from role to role, more than two roles,
@@ -218,7 +222,7 @@ def roles_of(segments: Records, group_size: int, roles: Sequence[Role]) -> Ints:
 
 
 def role_of_rows(rows: Ints, roles: Sequence[Role]) -> Ints:
-    """The index of the role with the fewest rows whose tile holds so many, or of the largest.
+    """Index of the role with the fewest rows whose tile holds the rows; else of the largest role.
 
     Args:
         rows: (n,) fused rows.
@@ -234,12 +238,12 @@ def role_of_rows(rows: Ints, roles: Sequence[Role]) -> Ints:
 
 
 def split_of(size: int, keys: int) -> int:
-    """The keys at whose multiples a role is cut: `size`, rounded up to its tiles of `keys`."""
+    """`size` rounded up to key tiles of `keys` keys: a role is cut at multiples of this."""
     return -(-size // keys) * keys
 
 
 def num_lists(num_ctas: int, num_roles: int) -> int:
-    """Lists of items that a plan has: one for each CTA, or by ROLE_OF_LISTS.
+    """Number of item lists of a plan: one per CTA, or with two roles as ROLE_OF_LISTS says.
 
     C++: templates/common/warploom/role_lists.hpp.
     """
@@ -247,9 +251,9 @@ def num_lists(num_ctas: int, num_roles: int) -> int:
 
 
 def most_cuts(num_ctas: int, num_roles: int) -> int:
-    """Boundaries within lines, each of which may cut an item.
+    """Most boundaries within lines; each may cut an item.
 
-    With two roles they lie between ENDS ends of each CTA that prefills, or two equal parts, and
-    between its own decodes and ENDS ends of each that decodes: most are cut if one prefills.
+    With two roles they separate ENDS ends, or two equal parts, per prefilling CTA, and one own
+    slice and ENDS ends per decoding CTA. There are most of them if a single CTA prefills.
     """
     return num_ctas - 1 if num_roles == 1 else (1 + ENDS) * num_ctas - ENDS

@@ -1,4 +1,4 @@
-"""Query tiles of a batch: fused rows cut in tiles, each with the keys that it may see."""
+"""Query tiles of a batch: fused rows cut into tiles, each with the keys that it may see."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Tiles:
         return Tiles(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
 
     def items(self, index: Ints, head: Ints) -> Records:
-        """WORK_ITEM records, without slots, of these tiles and these heads, shape (n,) each."""
+        """WORK_ITEM records, without slots, of pairs of a tile and a head; shape (n,) each."""
         items = np.zeros(len(self.segment), WORK_ITEM.dtype)
         for field in ("segment", "row_begin", "kv_begin", "kv_end"):
             items[field] = getattr(self, field)
@@ -65,13 +65,13 @@ def query_tiles(problem: Problem) -> Tiles:
 def key_bounds(
     visibility: Visibility, segments: Records, where: tuple[Ints, Ints, Ints], keys: int
 ) -> tuple[Ints, Ints]:
-    """Keys [begin, end) that query tiles may see, from a multiple of `keys` on; else [0, 0).
+    """Keys [begin, end) that query tiles may see; begin is a multiple of `keys`; else [0, 0).
 
     Args:
         visibility: the mask's answers.
         segments: SEGMENT records.
         where: segment, row_begin and row_end of each tile, as `Visibility.kv_bounds` takes them.
-        keys: of a key tile.
+        keys: keys of a key tile.
     """
     begin, end = visibility.kv_bounds(*where)
     begin = np.maximum(begin, 0)
@@ -86,14 +86,14 @@ def span(tiles: Tiles, keys: int) -> Ints:
 
 
 def key_after(tiles: Tiles, visible: Ints, problem: Problem) -> Ints:
-    """The key before which a tile has seen that many visible key tiles.
+    """The key before which a tile has `visible` visible key tiles.
 
     Args:
         tiles: (n,) tiles.
         visible: (n,) counts, at least 1 and below the tile's own.
 
     Returns:
-        (n,) places in the list, multiples of the key tile.
+        (n,) indices into the list, multiples of the key tile.
     """
     keys = problem.keys
     place = tiles.kv_begin + visible * keys
@@ -104,7 +104,7 @@ def key_after(tiles: Tiles, visible: Ints, problem: Problem) -> Ints:
 
 
 def _bisect(tiles: Tiles, visible: Ints, keys: int, visibility: Visibility) -> Ints:
-    """Smallest place with `visible` tiles before it; each step asks about the half in doubt."""
+    """Smallest index with `visible` tiles before it; each step counts half of the open range."""
     low, high = tiles.kv_begin, tiles.kv_begin + span(tiles, keys) * keys
     before_low = np.zeros_like(visible)  # visible tiles before low: fewer than wanted
     while np.any(high - low > keys):

@@ -1,4 +1,4 @@
-"""What the planner asks a mask: which keys a tile of query rows may see."""
+"""The planner's view of a mask: which keys a tile of query rows may see."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Where = tuple[Ints, Ints, Ints, Ints, Ints]
 
 
 class Visibility(Protocol):
-    """Answers about all tiles of a batch at once; every array has shape (n,).
+    """Key ranges and key tile counts of all tiles of a batch at once; arrays have shape (n,).
 
     Rows are fused rows of the segment (query row x group + query head in group), half open. Keys
-    are places in the segment's list, half open. Answers hold for all key/value heads. They may be
-    larger than the truth, never smaller.
+    are indices into the segment's list, half open. Answers hold for all key/value heads. They may
+    overestimate, never underestimate, what is visible.
     """
 
     def kv_bounds(self, segment: Ints, row_begin: Ints, row_end: Ints) -> tuple[Ints, Ints]:
-        """Keys [begin, end) outside of which no row sees any; begin >= end if there is none."""
+        """Keys [begin, end) outside of which no row sees a key; begin >= end if rows see none."""
         ...
 
     def visible_tiles(
@@ -69,8 +69,8 @@ def visible_tiles(visibility: Visibility, roles: Sequence[Role], role: Ints, whe
 
     Args:
         visibility: the mask's answers.
-        roles: all of them.
-        role: (n,) whose tile.
+        roles: all roles.
+        role: (n,) index of each tile's role.
         where: rows and keys, as `Visibility.visible_tiles` takes them.
     """
     if len(roles) == 1:

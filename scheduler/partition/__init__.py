@@ -1,1 +1,1 @@
-"""How work is cut and shared out among CTAs: along lines, longest first, or at fixed multiples."""
+"""Partitions of work among CTAs: Stream-K lines, longest first, or cuts at fixed multiples."""

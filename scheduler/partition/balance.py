@@ -1,5 +1,4 @@
-"""Assigning items to CTAs: the longest first, each to the least-loaded CTA; then levelling the last
-ones.
+"""Assigns items to CTAs, longest first, each to the least-loaded CTA; then levels the loads.
 
 The queue of Algorithm 1 is one sorted array of codes `load * num_ctas + cta`, so that equal loads
 are served by the lowest CTA, as in a priority queue of (load, cta).
@@ -18,21 +17,21 @@ from warploom.scheduler.model.cost import CostModel
 from warploom.scheduler.model.layout import Ints
 from warploom.scheduler.model.problem import TOLERANCE, WORTH_CUTTING, WORTH_SAVING
 
-# A round is a handful of array operations, whose overhead does not depend on how many items it
-# assigns: one that assigns few costs more than pushing these through a heap.
+# A round is a handful of array operations, whose overhead does not depend on how many items the
+# round assigns: a round of fewer items than this costs more than pushing them through a heap.
 SHORT_ROUND = 24
-# To and from a heap the whole queue is copied and sorted, so it must assign many items each time;
-# but costs that fall may make rounds long again, so not all of them.
+# Switching to a heap and back copies and sorts the whole queue, so a heap must assign many items
+# each time; but not all the rest, since falling costs may make rounds long again.
 HEAP_BLOCK = 512
-TRIED = 64  # limits at a time
+TRIED = 64  # limits tried at a time
 
 
 def assign(cost: Ints, num_ctas: int) -> tuple[Ints, Ints]:
     """Gives every item, in order, to the CTA with the least load (FlashInfer, Algorithm 1 lines
     6-13).
 
-    Works in rounds: the next items go to the CTAs in queue order for as long as no CTA already
-    served in this round would come first again. This is what popping and pushing one by one does.
+    Works in rounds: the next items go to the CTAs in queue order, until a CTA already served in
+    this round would come first again. The result equals popping and pushing one by one.
 
     Args:
         cost: (n,) costs, assigned from the first to the last.
@@ -73,7 +72,7 @@ def _deal_one_by_one(step: Ints, queue: Ints) -> tuple[list[int], Ints]:
 def deal_and_level(
     cost: Ints, visible: Ints, mean: int, num_ctas: int, model: CostModel
 ) -> tuple[Ints, Ints, Moves | None]:
-    """Assigns items, and cuts what lies above the mean load off.
+    """Assigns items, then cuts off what lies above the mean load.
 
     Args:
         cost, visible: (n,) costs and visible key tiles, assigned from the first to the last.
@@ -82,25 +81,25 @@ def deal_and_level(
         model: costs.
 
     Returns:
-        (n,) CTA of each item, (num_ctas,) the last item of each, and the pieces that move, if any.
+        (n,) CTA of each item, (num_ctas,) last item of each CTA, and the pieces that move, if any.
     """
     cta, queue = assign(cost, num_ctas)
     last = np.zeros(num_ctas, np.int64)
     if len(cost) == 0:
         return cta, last, None
-    last[cta] = np.arange(len(cta))  # of several values for one place, the last one stays
+    last[cta] = np.arange(len(cta))  # for repeated indices NumPy keeps the last value
     return cta, last, level(queue, visible[last], mean, model)
 
 
 @dataclass(frozen=True)
 class Moves:
-    """Pieces cut from the ends of owners' items, in key order, owner after owner.
+    """Pieces cut from the end of each owner's last item, in key order, owner after owner.
 
     Attributes:
         owner: (pieces,) CTA whose last item the piece is cut from.
         cta: (pieces,) CTA that takes the piece.
         begin, end: (pieces,) visible key tiles of the owner's item, half open. The last piece of an
-            item ends with the item, and what comes before its first piece stays.
+            item ends with the item; the owner keeps what comes before the first piece.
     """
 
     owner: Ints
@@ -114,11 +113,11 @@ class Moves:
         return np.append(True, self.owner[1:] != self.owner[:-1])
 
     def join(self, cta: Ints, visible: Ints, item: Ints) -> tuple[Ints, Ints]:
-        """CTA and visible key tiles of items, of which owners are shorter, and then of the pieces.
+        """CTA and visible key tiles of all items, with owners' items shortened, then of the pieces.
 
         Args:
-            cta, visible: (n,) of the items before.
-            item: (pieces,) which of them each piece is cut from.
+            cta, visible: (n,) of the items before cutting.
+            item: (pieces,) index of the item that each piece is cut from.
         """
         visible, opens = visible.copy(), self.opens
         visible[item[opens]] = self.begin[opens]
@@ -126,7 +125,7 @@ class Moves:
 
 
 def level(queue: Ints, visible: Ints, mean: int, model: CostModel) -> Moves | None:
-    """Cuts what lies above the mean load off the last items and assigns it to CTAs below.
+    """Cuts what lies above the mean load off the last items and moves it to CTAs below the mean.
 
     Algorithm 1 cuts a tile only if it is longer than the mean load, before assigning; 192 equal
     tiles on 132 CTAs then keep 60 CTAs busy twice as long as the others. Here the mean load is the
@@ -138,10 +137,11 @@ def level(queue: Ints, visible: Ints, mean: int, model: CostModel) -> Moves | No
     2E + R - 1 <= 2 * num_ctas - 2 partial results: the bound of FlashInfer, appendix D.3. Sizes are
     whole grains on both sides, so rounding adds no piece.
 
-    A piece costs its taker more than its keys, and the rest its owner. So an owner above the limit
-    gives what its partial result costs, too. Of these E + R - 1 pieces the first one in each room
-    is paid for by leaving `piece` of that room free; the E - 1 others are paid for as `opening`
-    grains in front of each part but one. The lowest limit is taken at which the rooms suffice.
+    A piece costs the taking CTA more than its keys, and the owner also pays for the partial result
+    of the rest that it keeps. So an owner above the limit gives that cost away, too. Of the
+    E + R - 1 pieces, the first one in each room is paid for by leaving `piece` of that room free;
+    the E - 1 others are paid for by `opening` grains in front of each part but one. The limit is
+    the lowest at which the rooms suffice.
 
     Args:
         queue: codes that `assign` returned.
@@ -157,15 +157,16 @@ def level(queue: Ints, visible: Ints, mean: int, model: CostModel) -> Moves | No
         return None
     grain, piece = model.per_tile * model.grain, model.fixed + model.partial
     opening = -(-piece // grain)  # grains of room that a part takes beside its own
-    # Neither an owner's rest nor a piece is shorter than a grain; and to give less than its partial
-    # result costs is no gain.
+    # Neither an owner's rest nor a piece is shorter than a grain; and an owner gains nothing by
+    # giving less than its partial result costs.
     most = np.maximum(visible[ctas] // model.grain - 1, 0)
     most[most * grain <= model.partial] = 0
-    # With less than that no CTA is left: a lower limit cuts, and the largest load stays.
+    # The least load that each CTA can be left with: below the largest of these, a lower limit would
+    # cut without reducing the largest load.
     kept = np.where(most > 0, loads + model.partial - most * grain, loads)
 
     def given_and_room(limit: Ints) -> tuple[Ints, Ints]:
-        """(limits, num_ctas) grains that each CTA gives, and that it has room for."""
+        """(limits, num_ctas) grains that each CTA gives, and grains that it has room for."""
         limit = limit[:, None]
         given = np.clip(-((limit - model.partial - loads) // grain), 0, most) * (loads > limit)
         return given, np.maximum((limit - piece - loads) // grain, 0)
@@ -184,22 +185,22 @@ def level(queue: Ints, visible: Ints, mean: int, model: CostModel) -> Moves | No
 
 
 def limits_worth_cutting(mean: int, kept: int, largest: int) -> range:
-    """Loads that CTAs may be limited to: from the mean to what is worth cutting.
+    """Candidate load limits: from about the mean to the highest limit that is worth cutting for.
 
     Args:
         mean: mean load.
-        kept: the most that a CTA keeps, whatever it gives.
-        largest: of a CTA.
+        kept: the most that any CTA keeps, however much it gives.
+        largest: largest load of a CTA.
     """
     return range(max(mean + mean // TOLERANCE, kept), largest - largest // WORTH_SAVING + 1)
 
 
 def lowest_fitting(limits: range, fits: Callable[[Ints], npt.NDArray[np.bool_]]) -> int | None:
-    """The lowest limit that fits, if all above one that fits do; None if none fits.
+    """The lowest limit that fits, given that all limits above a fitting one fit; None if none does.
 
     Args:
-        limits: to choose from.
-        fits: tells of (n,) ascending limits which of them fit.
+        limits: limits to choose from.
+        fits: returns for (n,) ascending limits which of them fit.
     """
     while limits:
         tried = limits[:: -(-len(limits) // TRIED)]
@@ -217,7 +218,7 @@ def _lay_out(
 ) -> Moves | None:
     """Lays the owners' grains end to end over the rooms, emptiest CTA first; cuts at each end.
 
-    In front of each part but the first lie `opening` grains, which take room and are nobody's.
+    In front of each part but the first lie `opening` grains, which take room but hold no keys.
     """
     owners, rooms = np.flatnonzero(given), np.flatnonzero(room)
     if len(owners) == 0:
@@ -233,6 +234,6 @@ def _lay_out(
     begin = np.maximum(begin, (owner_end - given[owners])[owner])
     is_piece = begin < end
     owner, taker, begin, end = owner[is_piece], taker[is_piece], begin[is_piece], end[is_piece]
-    # An item's last grain ends with the item: places are counted back from there.
+    # An item's last grain ends with the item, so positions are counted back from the item's end.
     shift = visible[owners[owner]] - owner_end[owner] * grain
     return Moves(ctas[owners[owner]], ctas[taker], begin * grain + shift, end * grain + shift)

@@ -1,14 +1,14 @@
-"""Prefills of a plan of two roles that are dealt the longest first, instead of cut by Stream-K.
+"""Plans of two roles whose prefills are dealt longest first, instead of cut by Stream-K.
 
-Where CTAs have few prefills each, equal parts of a line cut most of them, and the CTAs that compute
-the tiles of one head are then at different places of its keys: these are read from memory as often.
-Whole ones of a head begin with its first keys, and move on together (decision 0062).
+Where each CTA has few prefills, equal parts of a line cut most prefills. The CTAs that compute the
+tiles of one head are then at different places of its keys, and each reads the keys from memory.
+Whole prefills of a head begin with its first keys and move on together (decision 0062).
 
-A line is as good where CTAs have many prefills. Without groups of heads, or with small ones, it is
-better where most are whole on it, in rounds of which none is left out.
+A line is as good where CTAs have many prefills. With small groups of heads, or none, a line is
+better if most prefills lie whole on it, in rounds of which none is left out.
 
-Beside decodes some work must be left to be claimed, since nobody knows when those are done. Without
-any all prefills are dealt.
+Beside decodes some work must be left to be claimed, since the planner does not know when decodes
+are done. Without decodes all prefills are dealt.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from warploom.scheduler.model.problem import Problem, share_keys
 from warploom.scheduler.partition import longest_first
 from warploom.scheduler.partition.pieces import Pieces
 
-# As measured on an H200, of prefills beside decodes: for each CTA that prefills; such CTAs; query
-# heads of a group, where there are rounds.
+# Measured on an H200 for prefills beside decodes: most prefills per prefilling CTA; fewest such
+# CTAs; fewest query heads of a group, where prefills would lie in rounds.
 MOST_DEALT, FEWEST_DEALERS, SMALLEST_GROUP = 6, 32, 4
 
 
 def are_dealt(
     items: int, ctas: int, group_size: int, are_short: bool, has_all_rounds: bool
 ) -> bool:
-    """Whether so many prefills beside decodes are dealt to so many CTAs.
+    """Whether `items` prefills beside decodes are dealt to `ctas` CTAs.
 
     Args:
-        items: query tiles of all heads.
-        ctas: that prefill.
+        items: prefill query tiles of all heads.
+        ctas: CTAs that prefill.
         group_size: query heads of a key/value head.
-        are_short: none is worth cutting.
-        has_all_rounds: on a line they would lie in rounds, of which none is left out.
+        are_short: no prefill is worth cutting.
+        has_all_rounds: on a line the prefills would lie in rounds, of which none is left out.
     """
     is_better = group_size >= SMALLEST_GROUP or not has_all_rounds
     is_measured = ctas >= FEWEST_DEALERS and items <= MOST_DEALT * ctas
@@ -45,19 +45,20 @@ def are_dealt(
 
 
 def deal(prefill: Problem, ctas: int, is_alone: bool) -> tuple[Pieces, int]:
-    """Whole prefills of so many CTAs, and the pieces that level them.
+    """Deals whole prefills to `ctas` CTAs, and cuts pieces off them to level the loads.
 
-    Those that share keys are dealt section by section, as tiles of plans of one. Beside decodes
-    each piece is a list that any CTA claims, the longest first; if whole ones are even, so is the
-    last of each CTA that has several. Without decodes pieces are the CTA's that has least to do.
+    Prefills that share keys are dealt section by section, as in plans of one role. Beside decodes
+    each piece is a shared list that any CTA claims, the longest first; if whole prefills are even
+    and nothing is cut, the last prefill of each CTA that has several is a shared list instead.
+    Without decodes the CTAs with the least load own the pieces.
 
     Args:
-        prefill: the part of the role.
-        ctas: that prefill.
+        prefill: the prefill part of the problem.
+        ctas: CTAs that prefill.
         is_alone: there are no decodes.
 
     Returns:
-        Pieces, of which owners from `ctas` on are shared lists; and how many of these.
+        Pieces, of which owners from `ctas` on are shared lists; and the number of shared lists.
     """
     found = longest_first.assign(
         replace(
@@ -71,7 +72,7 @@ def deal(prefill: Problem, ctas: int, is_alone: bool) -> tuple[Pieces, int]:
         shared = shared if found.pieces else _last_of_several(owner, ctas)
         falling = shared[np.argsort(-found.visible[shared], kind="stable")]
         owner[falling] = ctas + np.arange(len(shared))
-    cost = prefill.cost_model.of_chunks(found.visible)  # which has a price
+    cost = prefill.cost_model.of_chunks(found.visible)  # in the units that the price is for
     return Pieces(found.items, found.merges, owner, cost), len(shared)
 
 
@@ -84,7 +85,7 @@ def _last_of_several(cta: Ints, ctas: int) -> Ints:
 
 
 def _section_keys(prefill: Problem) -> int | None:
-    """Keys that the cache holds, where several tiles read the same on average."""
+    """Keys that the cache holds, if several tiles read the same keys on average; else None."""
     assert prefill.prices is not None
     fused = int(prefill.segments["num_q"].sum(dtype=np.int64)) * prefill.group_size
     shares = share_keys(fused, prefill.rows, len(prefill.segments))

@@ -1,8 +1,8 @@
 """Splits that do not depend on the batch: every tile is cut at multiples of one size.
 
-A request's partial results, and the order in which they are merged, are then the same alone and
-among any neighbours, on any number of CTAs. Chunks are never cut again, so they are assigned the
-longest first. Of two roles each has a size of its own (`split_of`); see `role_chunks`.
+A request's partial results, and the order in which they are merged, are then the same whatever else
+is in the batch, on any number of CTAs. Chunks are never cut again, so they are assigned longest
+first. With two roles each role has its own split size (`split_of`); see `role_chunks`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from warploom.scheduler.partition.ordering import assigning_order
 
 @dataclass(frozen=True)
 class ChunkCounts:
-    """What cutting at multiples of one size makes of a batch, at most: all chunks of all tiles.
+    """Most chunks, merges and slots that cutting at multiples of one size makes of a batch.
 
-    Bounds know the longest request and the most rows, and have to take these for one request's;
-    a batch knows which rows meet which keys.
+    From `Bounds` one must assume that all rows belong to the longest request; a batch at hand gives
+    smaller counts, since it shows which rows meet which keys.
 
     Attributes:
         items: work items.
         merges: tiles of several chunks.
-        slots: chunks of these.
+        slots: chunks of those tiles.
     """
 
     items: int
@@ -46,7 +46,7 @@ class ChunkCounts:
         num_kv_heads: int,
         split_size: int,
     ) -> ChunkCounts:
-        """Of SEGMENT records, whose tiles are those of these roles."""
+        """Counts for SEGMENT records, cut into the tiles of these roles."""
         shapes = np.array([(role.rows, split_of(split_size, role.keys)) for role in roles])
         rows, size = shapes[roles_of(segments, group_size, roles)].T
         tiles = -(-segments["num_q"].astype(np.int64) * group_size // rows) * num_kv_heads
@@ -63,13 +63,13 @@ class ChunkCounts:
 
 @dataclass(frozen=True)
 class Chunks:
-    """All tiles of a problem of one tile, cut.
+    """All chunks of a problem of one tile.
 
     Attributes:
         problem: what was cut.
         tiles: the chunks of one head, in order; other heads have the same.
-        tile: (n,) the tile of each.
-        cost: (n,) what each costs.
+        tile: (n,) index of each chunk's tile.
+        cost: (n,) cost of each chunk.
     """
 
     problem: Problem
@@ -79,7 +79,7 @@ class Chunks:
 
     @classmethod
     def of(cls, problem: Problem) -> Chunks:
-        """All of a problem that has a split size."""
+        """Cuts all tiles of a problem that has a split size."""
         assert problem.split_size is not None
         size = split_of(problem.split_size, problem.keys)
         chunks, tile = fixed_chunks(query_tiles(problem), problem, size)
@@ -92,11 +92,11 @@ class Chunks:
 
     @property
     def total(self) -> int:
-        """What they cost."""
+        """Cost of the chunks of all heads."""
         return int(self.cost.sum()) * self.problem.num_kv_heads
 
     def items(self, ctas: int) -> tuple[Records, Records, Ints]:
-        """Those of all heads in the order in which `ctas` CTAs take them, merges, and costs."""
+        """Items of all heads in the order in which `ctas` CTAs take them, merges, and costs."""
         problem, mean = self.problem, -(-self.total // ctas)
         chunk, head = assigning_order(problem, self.cost, self.tiles.segment, mean)
         items = self.tiles.items(chunk, head)
@@ -114,10 +114,10 @@ def build(problem: Problem) -> WorkList:
 def fixed_chunks(tiles: Tiles, problem: Problem, size: int) -> tuple[Tiles, Ints]:
     """Cuts every tile at the multiples of `size`, whatever else is in the batch.
 
-    Chunks in which nothing is visible are left out, unless the tile has no other.
+    Chunks without visible keys are left out, unless the whole tile sees nothing.
 
     Returns:
-        The chunks in order, and the index of each one's tile.
+        The chunks in order, and the index of each chunk's tile.
     """
     first = tiles.kv_begin // size
     count = np.maximum(-(-tiles.kv_end // size) - first, 1)

@@ -22,15 +22,15 @@ def build(problem: Problem) -> WorkList:
 
 @dataclass(frozen=True)
 class Assigned:
-    """Items of one tile, shape (n,) each but for the merges.
+    """Assigned items of a problem of one tile; shape (n,) each but for the merges.
 
     Attributes:
-        items: WORK_ITEM records: whole ones, or what is left of them, and then the pieces that
-            level loads; each CTA's in the order in which it does them.
+        items: WORK_ITEM records: first whole items, or what is left of them, then the pieces that
+            level loads; each CTA's in the order in which it runs them.
         merges: MERGE records.
-        cta: that has each.
-        visible: key tiles of each.
-        pieces: how many there are.
+        cta: CTA of each item.
+        visible: visible key tiles of each item.
+        pieces: number of pieces.
     """
 
     items: Records
@@ -59,10 +59,10 @@ def assign(problem: Problem) -> Assigned:
 def _cut(
     items: Records, owner: Ints, tiles: Tiles, moves: Moves, problem: Problem
 ) -> tuple[Records, Records]:
-    """Makes the pieces' items, shortens their owners and numbers the slots of both.
+    """Makes items of the pieces, shortens the items they are cut from, numbers the slots of both.
 
     Args:
-        items: records; the owners are changed in place.
+        items: records; those in `owner` are changed in place.
         owner: (pieces,) index of the item that each piece is cut from.
         tiles: (pieces,) tile of each piece.
 
@@ -73,7 +73,7 @@ def _cut(
     begin = key_after(tiles, moves.begin, problem)
     end = np.where(moves.end == tiles.visible, tiles.kv_end, np.roll(begin, -1))
     merge = np.cumsum(opens) - 1
-    slot = np.arange(len(owner)) + merge + 1  # one before the first piece is the owner's
+    slot = np.arange(len(owner)) + merge + 1  # the slot before the first piece is the owner's
     pieces = items.take(owner)
     pieces["kv_begin"], pieces["kv_end"] = begin, end
     pieces["merge"], pieces["slot"] = merge, slot

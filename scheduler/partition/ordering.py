@@ -1,4 +1,4 @@
-"""In which order chunks are assigned: the longest first, but such that share keys one by one."""
+"""The order in which chunks are assigned: longest first, but chunks that share keys in a row."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from warploom.scheduler.model.problem import TOLERANCE, Problem, sections
 
 
 def assigning_order(problem: Problem, cost: Ints, segment: Ints, mean: int) -> tuple[Ints, Ints]:
-    """The chunks of all heads, section by section if there are some, the longest first.
+    """Orders the chunks of all heads: section by section, if there are any, then longest first.
 
     Args:
-        problem: of one tile.
+        problem: a problem of one tile.
         cost, segment, mean: see `longest_first`.
 
     Returns:
@@ -47,7 +47,7 @@ def longest_first(cost: Ints, segment: Ints, mean: int, num_heads: int) -> tuple
     if falling.max() < 2**16:
         falling = falling.astype(np.uint16)  # NumPy sorts these by radix
     order = np.argsort(falling, kind="stable")
-    # In a run of one grade and segment, heads are the outer loop.
+    # Within a run of equal grade and segment, heads are the outer loop.
     falling, segment = falling[order], segment[order]
     opens = np.ones(len(order), bool)
     opens[1:] = (falling[1:] != falling[:-1]) | (segment[1:] != segment[:-1])

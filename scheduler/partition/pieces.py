@@ -1,4 +1,4 @@
-"""What partitions give to CTAs: items, or parts of some."""
+"""The result of a partition: items and pieces of items, with the CTA of each."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Pieces:
     """Items and pieces of items, shape (n,) each but for the merges.
 
     Attributes:
-        items: WORK_ITEM records; in the order of lines, if they lay on some.
+        items: WORK_ITEM records; those from a line are in the order of the line.
         merges: MERGE records.
-        owner: which CTA has each, counted from the first that works on them.
-        cost: of each.
+        owner: CTA of each item, counted from the first CTA of this partition.
+        cost: modelled cost of each item.
     """
 
     items: Records

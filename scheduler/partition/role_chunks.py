@@ -1,13 +1,14 @@
-"""Plans of two roles whose bits do not depend on the batch: either is cut at fixed multiples.
+"""Plans of two roles whose bits do not depend on the batch: both are cut at fixed multiples.
 
 A segment's role follows from its own rows (`roles.roles_of`), and its chunks from its own tiles
-(`fixed`), so a request's partial results and their order are the same among any neighbours. Which
-CTA computes a chunk does not matter to its bits: lists are those of `role_lists`, of whole chunks.
+(`fixed`), so a request's partial results and their order are the same whatever else is in the
+batch. Which CTA computes a chunk does not matter to its bits: lists are laid out as in
+`role_lists`, but hold whole chunks.
 
-Either role's chunks are assigned longest first to the CTAs that have the role by its price. The
-last ones are in shared lists instead, mostly one in each, for whoever is done early: all but the
-first chunk of each CTA where SLICES lists for each that has the role hold them, else about 1 of
-SHARED.
+Each role's chunks are assigned longest first to the CTAs that the prices give to the role. The last
+chunks go to shared lists, mostly one in each, for CTAs that are done early. These are all but the
+first chunk of each CTA if SLICES lists for each CTA of the role hold them, else about 1/SHARED of
+the work.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def build(problem: Problem) -> WorkList:
     assert problem.prices is not None  # checked with the roles
     prefill, decode = (Chunks.of(own) for own in problem.by_role())
     prefill_ctas, decode_ctas = _ctas(problem, (prefill, decode))
-    # As in `role_lists` a single CTA shares nothing, and decodes are shared beside prefills alone.
+    # As in `role_lists` a single CTA shares nothing, and decodes are shared only beside prefills.
     shared = SLICES[0] - 1 if problem.active_ctas > 1 else 0
     prefills = _lists(prefill, prefill_ctas, shared * prefill_ctas, 1)
     shared = SLICES[1] - 1 if prefill_ctas and decode_ctas > 1 else 0
@@ -40,7 +41,7 @@ def build(problem: Problem) -> WorkList:
 
 
 def _ctas(problem: Problem, roles: Sequence[Chunks]) -> tuple[int, int]:
-    """CTAs of each role: by price, but none without a chunk that the other role has work for."""
+    """CTAs of each role by price, none without a chunk if the other role has work for it."""
     assert problem.prices is not None
     active, counts = problem.active_ctas, [chunks.count for chunks in roles]
     prefill, decode = problem.prices.ctas([chunks.total for chunks in roles], active)
@@ -51,13 +52,13 @@ def _ctas(problem: Problem, roles: Sequence[Chunks]) -> tuple[int, int]:
 
 
 def _lists(chunks: Chunks, ctas: int, room: int, least: int) -> RoleLists:
-    """The chunks of a role on so many CTAs.
+    """Lists of the chunks of a role on `ctas` CTAs.
 
     Args:
-        chunks: all.
-        ctas: at most as many as chunks, and none if there are none.
-        room: shared lists, at most.
-        least: mean cost of a shared list, at least.
+        chunks: all chunks of the role.
+        ctas: CTAs of the role, at most one per chunk; 0 if there are no chunks.
+        room: most shared lists.
+        least: least mean cost of a shared list.
     """
     if ctas == 0:
         return RoleLists(Pieces.none(), 0, 0)
@@ -70,12 +71,12 @@ def _lists(chunks: Chunks, ctas: int, room: int, least: int) -> RoleLists:
 
 
 def _late(cost: Ints, ctas: int, room: int, least: int) -> tuple[int, int]:
-    """How many items are in shared lists, the last ones, and how many lists these are.
+    """How many of the last items go to shared lists, and how many shared lists there are.
 
-    Each CTA has one item for its own at least.
+    Each CTA owns at least one item.
     """
     total = np.cumsum(cost[::-1])
-    most = int(np.searchsorted(total, total[-1] // SHARED, side="right"))  # 1 of SHARED of the cost
+    most = int(np.searchsorted(total, total[-1] // SHARED, side="right"))  # 1/SHARED of the cost
     late = min(len(cost) - ctas, max(most, room)) if room else 0
     lists = min(room, late, int(total[late - 1]) // least) if late else 0
     return (late, lists) if lists else (0, 0)

@@ -1,34 +1,36 @@
-"""Plans of two roles: decodes on some CTAs, prefills on the others, and some of both to be claimed.
+"""Plans of two roles: decodes on some CTAs, prefills on the others, and shared lists of both.
 
-A CTA works through its decode list, then claims shared ones until none is left, then does the same
-with prefills (decision 0043). Lists are numbered by role and CTA: prefills of CTA b are list b, its
-decodes are list num_ctas + b, and shared lists of prefills and decodes begin at SHARED_PREFILLS and
-SHARED_DECODES times num_ctas. Only CTAs that decode claim decodes; any CTA claims prefills.
+A CTA works through its own decode list, then claims shared decode lists until none is left, then
+does the same with prefills (decision 0043). Lists are numbered by role and CTA: prefills of CTA b
+are list b, its decodes are list num_ctas + b, and shared lists of prefills and decodes begin at
+SHARED_PREFILLS and SHARED_DECODES times num_ctas. Only CTAs that decode claim decodes; any CTA
+claims prefills.
 
-Decodes have the first CTAs. Their lines are those of a plan without prefills, and so are their cuts
-where nothing is shared. Prefills of all heads lie on one line, for the CTAs behind. Each CTA has an
-equal part of most of a line; the rest are shared lists. Whoever is done early takes these: what a
-role costs is not known well enough, decodes wait for memory, and some SMs read more slowly. Those
-of decodes have up to ENDS lengths, long ones first, so that few are opened and the last CTA is late
-by part of a short one. (A boundary that moves to the end of an item may leave a short one empty.)
+The first CTAs decode. The lines of decodes are those of a plan without prefills, and so are the
+cuts where nothing is shared. Prefills of all heads lie on one line, for the CTAs behind. Each CTA
+owns an equal part of most of a line; the rest of the line becomes shared lists, which CTAs that are
+done early claim: costs of roles are not known well enough, decodes wait for memory, and some SMs
+read more slowly. Shared decode lists have up to ENDS lengths, long ones first, so that few lists
+are opened and the last CTA is late by part of a short list. (A boundary that moves to the end of an
+item may leave a short list empty.)
 
-Where prefills read more keys than the cache holds, and there are enough of them, most of the line
-is lists of whole ones instead, a few rounds in the order of the line; the rest has ENDS lengths.
-CTAs then work at tiles of the same heads at the same time, and memory is asked for their keys once.
-With an equal part of the line for each CTA all heads are read at once, at different places.
+Where prefills read more keys than the cache holds, and there are enough prefills, most of the line
+becomes lists of whole prefills, a few rounds in the order of the line; the rest has ENDS lengths.
+CTAs then work on tiles of the same heads at the same time, and their keys are read from memory
+once. With an equal part of the line for each CTA all heads are read at once, at different places.
 
-Of half as many prefills as CTAs, or fewer, the rest of the line would be the pieces of one or two,
-which one CTA merges. So nothing is shared, and each is cut into equal parts, unless more than 1 of
-SHARED CTAs had none.
+With half as many prefills as CTAs, or fewer, the rest of the line would be pieces of one or two
+prefills, which one CTA merges. So nothing is shared, and each prefill is cut into equal parts,
+unless more than 1/SHARED of the CTAs would be idle.
 
-On a host prefills that are few for each CTA, or stand alone, are dealt the longest first instead
-(`dealt_prefills`).
+If there are few prefills per CTA, or no decodes, a host planner deals prefills longest first
+instead (`dealt_prefills`).
 
-Short prefills beside decodes are never cut (`RolePrices.shortest_cut`): lists are of whole ones
-then, mostly of one. Where the cache holds their keys, each tile of all heads comes before the next,
-so that the last ones of a request, of all heads, are its shortest. Who prefills claims the next
-list, as do decoding CTAs that are done. But where they are few, one may take longer than an equal
-part by more than what cutting costs.
+Short prefills beside decodes are not cut (`RolePrices.shortest_cut`): lists then hold whole
+prefills, mostly one. Where the cache holds their keys, a tile of all heads comes before the next
+tile, so that the last tiles of a request, of all heads, are its shortest. Prefilling CTAs claim the
+next list, as do decoding CTAs that are done. But few short prefills are cut if one would exceed an
+equal part by more than cutting costs.
 """
 
 from __future__ import annotations
@@ -63,8 +65,8 @@ from warploom.scheduler.partition.stream_k import (
     partition,
 )
 
-SHARED = 8  # 1 of so many prefills is for anyone; or of CTAs idle, for equal parts of few
-DECODES_SHARED = 8  # 1 of so many decodes is for any CTA that decodes
+SHARED = 8  # 1/8 of the prefills is shared; and 1/8 of the CTAs may idle to cut few prefills evenly
+DECODES_SHARED = 8  # 1/8 of the decodes is shared by the CTAs that decode
 
 
 def build(problem: Problem) -> WorkList:
@@ -77,12 +79,12 @@ def build(problem: Problem) -> WorkList:
 def share_out(
     of_prefill: Tiles, of_decode: Tiles, problem: Problem, may_deal: bool = False
 ) -> WorkList:
-    """Lists of the work on the tiles of both roles, which all key/value heads have.
+    """Lists of the work on the tiles of both roles; every key/value head has the same tiles.
 
     Args:
-        of_prefill, of_decode: of each role.
-        problem: of both.
-        may_deal: prefills may be dealt the longest first; else they lie on a line.
+        of_prefill, of_decode: query tiles of each role.
+        problem: the problem of both roles.
+        may_deal: prefills may be dealt longest first; else they lie on a line.
     """
     assert problem.prices is not None  # checked with the roles
     prefill, decode = problem.by_role()
@@ -104,9 +106,9 @@ class RoleLists:
     """All lists of one role.
 
     Attributes:
-        pieces: owners from 0 on are CTAs, from `ctas` on shared lists.
-        ctas: that may have a list for their own.
-        shared: lists that CTAs claim.
+        pieces: owners below `ctas` are CTAs, those from `ctas` on are shared lists.
+        ctas: CTAs that may own a list.
+        shared: number of shared lists, which CTAs claim.
     """
 
     pieces: Pieces
@@ -115,7 +117,7 @@ class RoleLists:
 
 
 def in_lists(problem: Problem, prefills: RoleLists, decodes: RoleLists) -> WorkList:
-    """Joins both: decodes have the first CTAs, prefills the last ones that may get work."""
+    """Joins both: decodes have the first CTAs, prefills the last of the active CTAs."""
     assert problem.prices is not None
     ctas, both = problem.num_ctas, (prefills, decodes)
     first = problem.active_ctas - prefills.ctas, ctas
@@ -142,7 +144,7 @@ def _length(tiles: Tiles, problem: Problem) -> int:
 def _prefills(
     tiles: Tiles, problem: Problem, ctas: int, may_deal: bool, is_alone: bool
 ) -> tuple[Pieces, int]:
-    """Pieces of so many CTAs, then those of shared lists; and how many of these."""
+    """Pieces of the prefilling CTAs, then of shared lists; and the number of shared lists."""
     assert problem.prices is not None  # checked with the roles
     if len(tiles.segment) == 0:
         return Pieces.none(), 0
@@ -172,10 +174,10 @@ class Cuts:
     """How a line is cut.
 
     Attributes:
-        first: (n,) where slices up to `end` begin.
-        end: where they end.
-        per_length: slices behind `end` that have the same length.
-        lengths: how many lengths there are, each half of the one before.
+        first: (n,) where the slices before `end` begin.
+        end: where the last of them ends.
+        per_length: slices of each length behind `end`.
+        lengths: number of these lengths, each half of the one before.
     """
 
     first: Ints
@@ -192,7 +194,7 @@ class Cuts:
         return len(self.first) + self.per_length * self.lengths
 
     def pieces(self, line: Line, grid: Grid, tiles: Tiles, problem: Problem) -> Pieces:
-        """The pieces of a line that is cut so, and of those that are its like."""
+        """The pieces of this line with these cuts, for each of the equal lines of the grid."""
         units = np.repeat(2 ** np.arange(self.lengths)[::-1], self.per_length)
         behind = np.append(0, np.cumsum(units)) * (line.total - self.end) // max(1, units.sum())
         at = np.concatenate((self.first, self.end + behind))
@@ -201,20 +203,21 @@ class Cuts:
 
 
 def shortest_in(lengths: int) -> int:
-    """How many of the shortest are as long as one of each of these lengths, which are halved."""
+    """Total of one slice of each length, in units of the shortest: 1 + 2 + 4 + ..."""
     return (1 << lengths) - 1
 
 
 def _whole(line: Line, ctas: int, active: int) -> tuple[int, Cuts]:
-    """How many lists of whole prefills CTAs have, and where all begin."""
+    """Number of lists of whole prefills that CTAs own, and where all lists begin."""
     each, lists = whole_lists(len(line.tile), ctas, active)
     return min(ctas, lists), Cuts(line.begin[np.arange(lists) * each], line.total)
 
 
 def _cuts(line: Line, rounds: Rounds, ctas: int, active: int) -> tuple[int, Cuts]:
-    """How many slices of the line of prefills CTAs have, and where all are cut.
+    """Number of slices of the prefill line that CTAs own, and where the line is cut.
 
-    No slice is shorter than `CostModel.least_slice`, but a single one and lists of whole prefills.
+    No slice is shorter than `CostModel.least_slice`, except a single one and lists of whole
+    prefills.
     """
     least, total = line.model.least_slice, line.total
     if rounds.lists:
@@ -235,7 +238,7 @@ def _cuts(line: Line, rounds: Rounds, ctas: int, active: int) -> tuple[int, Cuts
 
 
 def _reads_beyond_cache(tiles: Tiles, problem: Problem) -> bool:
-    """Whether tiles of all heads, those of a segment once, read more keys than the cache holds."""
+    """Whether all heads, with one tile per segment, read more keys than the cache holds."""
     assert problem.prices is not None
     if problem.prices.cached_keys is None:
         return False
@@ -252,25 +255,25 @@ def _least_cut(line: Line, problem: Problem, ctas: int) -> int:
 
 
 def whole_lists(items: int, ctas: int, active: int) -> tuple[int, int]:
-    """Items of each list of whole prefills, and lists: as many as a plan has room for.
+    """Items per list of whole prefills, and number of lists: as many as a plan has room for.
 
     Args:
-        items: of the line.
-        ctas: that prefill.
-        active: that may claim prefills, when they have no decodes any more.
+        items: items of the line.
+        ctas: CTAs that prefill.
+        active: CTAs that may claim prefills, once they have no decodes left.
     """
     each = -(-items // (ctas + (SLICES[0] - 1) * active))
     return each, -(-items // each)
 
 
 class Rounds(NamedTuple):
-    """Lists of whole prefills.
+    """Rounds of lists of whole prefills.
 
     Attributes:
         each: items of a list.
-        lists: none, or at least one for each CTA that prefills, and at most `ROUNDS` rounds, the
-            first for these and the others for all that may claim.
-        are_all: there are some, and the last round was not left out.
+        lists: 0, or at least one for each prefilling CTA, and at most `ROUNDS` rounds. The first
+            round has a list for each prefilling CTA, the others for each CTA that may claim.
+        are_all: there are lists, and the last round was not left out.
     """
 
     each: int
@@ -282,17 +285,17 @@ NO_ROUNDS = Rounds(0, 0, are_all=False)
 
 
 def rounds_of(items: int, ctas: int, active: int) -> Rounds:
-    """Lists of whole prefills; the rest is cut, so that all are done at about the same time.
+    """Lists of whole prefills; the rest is cut, so that all CTAs finish at about the same time.
 
-    The last round is left out, too, where what is behind does not make up for the lists that it
-    lacks. That counts lists by the CTAs that prefill from the beginning, though others claim some.
+    An incomplete last round is left out, too, if the items behind it do not make up for the lists
+    it lacks. Here a round has one list per prefilling CTA, though other CTAs claim some, too.
 
     Args:
-        items: of the line.
-        ctas: that prefill.
-        active: that may claim prefills, when they have no decodes any more.
+        items: items of the line.
+        ctas: CTAs that prefill.
+        active: CTAs that may claim prefills, once they have no decodes left.
     """
-    # behind the lists of whole items half of one for each CTA, which is what it waits on average
+    # Behind these lists stays half an item per active CTA: a CTA waits for half of one on average.
     most = items - max(-(-items // SHARED), -(-active // 2))
     if most < ctas:
         return NO_ROUNDS
@@ -305,7 +308,7 @@ def rounds_of(items: int, ctas: int, active: int) -> Rounds:
 def _decodes(
     tiles: Tiles, problem: Problem, grid: Grid, prices: RolePrices | None
 ) -> tuple[Pieces, int]:
-    """Pieces of the CTAs of a grid, then those of shared lists; how many of these.
+    """Pieces of the grid's CTAs, then of shared lists; and the number of shared lists.
 
     Without prices nothing is shared.
     """
@@ -321,7 +324,7 @@ def _decodes(
 
 
 def _joined(prefills: Pieces, decodes: Pieces) -> tuple[Records, Records]:
-    """Items that say their role, and merges; slots of decodes come behind those of prefills."""
+    """ROLE_ITEM and MERGE records of both; slots of decodes come behind those of prefills."""
     items: Records = np.concatenate((prefills.items, decodes.items)).view(ROLE_ITEM.dtype)
     merges: Records = np.concatenate((prefills.merges, decodes.merges)).astype(MERGE.dtype)
     count, slots = len(prefills.items), int(prefills.merges["num_slots"].sum())

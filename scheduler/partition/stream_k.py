@@ -1,12 +1,12 @@
 """The Stream-K partition: items end to end on lines, cut at multiples of the mean load.
 
-Prefix sums and searches only, so that a device can plan as well as a host: the native planner
-(`templates/common/warploom/planner/`) is the same algorithm and gives the same bits.
-This is Stream-K's division of work with four changes. Each key/value head has a line of its own,
-cut at the same places: CTAs that run at the same time then read all heads of the same tokens, which
-lie side by side in memory. Long and short tiles take turns on the line, so that whole items often
-balance. A cut moves to the end of an item if that is near. And fewer CTAs are used if that saves
-pieces.
+It uses prefix sums and searches only, so that a device can plan as well as a host: the native
+planner (`templates/common/warploom/planner/`) is the same algorithm and gives the same bits.
+This is Stream-K's division of work with four changes. Each key/value head has its own line, and all
+lines are cut at the same places: CTAs that run at the same time then read all heads of the same
+tokens, which lie side by side in memory. Long and short tiles alternate on the line, so that whole
+items often balance. A cut moves to the end of an item if that is near. Fewer CTAs are used if that
+saves pieces.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from warploom.scheduler.model.problem import Problem, WorkList, by_cta
 from warploom.scheduler.model.tiles import Tiles, key_after, query_tiles
 from warploom.scheduler.partition.pieces import Pieces
 
-IDLE = 16  # 1 of so many CTAs may stay without work for the sake of equal lines
-FEW = 8  # items of a slice for whose sake fewer CTAs work
-SNAP = 32  # a boundary moves up to 1 / SNAP of the mean load to the end of an item
+IDLE = 16  # 1/16 of the CTAs may stay idle for the sake of equal lines
+FEW = 8  # most items of a slice for which CTAs may stay idle so that slices have equally many items
+SNAP = 32  # a boundary moves to the end of an item over up to 1/32 of the mean load
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Grid:
     Attributes:
         lines: equal lines; one for each key/value head, or a single one for all.
         heads: key/value heads of a line.
-        slices: of each line; one lies between two boundaries, and is the work of a CTA, or a list
-            that CTAs claim.
+        slices: slices of a line. A slice lies between two boundaries; it is the work of a CTA, or a
+            shared list that CTAs claim.
     """
 
     lines: int
@@ -58,7 +58,7 @@ class Line:
         cost: its length.
         visible: its visible key tiles.
         total: length of the line.
-        model: what items cost.
+        model: cost model of the items.
     """
 
     tile: Ints
@@ -71,7 +71,7 @@ class Line:
 
     @classmethod
     def of(cls, tiles: Tiles, heads: int, model: CostModel, by_tile: bool = False) -> Line:
-        """All tiles of a head before those of the next; or by tile, all heads of one before."""
+        """Head after head with all tiles; or if `by_tile`, tile after tile with all heads."""
         order = _order(tiles)
         count = len(order) * heads
         if by_tile:
@@ -85,7 +85,7 @@ class Line:
 
 
 def _order(tiles: Tiles) -> Ints:
-    """The longest tile, the shortest, the second longest, ...; unless a segment has several."""
+    """Longest tile, shortest, second longest, ...; unless a segment has several tiles."""
     count = len(tiles.segment)
     if count > 1 and (tiles.segment[1:] == tiles.segment[:-1]).any():
         return np.arange(count)
@@ -98,11 +98,11 @@ def _order(tiles: Tiles) -> Ints:
 
 @dataclass(frozen=True)
 class Boundaries:
-    """Where each CTA of a line begins, and the last one ends; shape (slices + 1,).
+    """Where each slice of a line begins, and where the last one ends; shape (slices + 1,).
 
     Attributes:
-        item: the item on the line.
-        visible: its visible key tiles that belong to CTAs before; 0: the boundary is its begin.
+        item: index on the line of the item at the boundary.
+        visible: its visible key tiles before the boundary; 0: the boundary is the item's begin.
     """
 
     item: Ints
@@ -116,7 +116,7 @@ def build(problem: Problem) -> WorkList:
 
 
 def partition(tiles: Tiles, problem: Problem, ctas: int) -> Pieces:
-    """Gives these tiles of all heads to so many CTAs."""
+    """Partitions these tiles, for all heads, among `ctas` CTAs."""
     if len(tiles.segment) == 0:
         return Pieces.none()
     grid = Grid.of(ctas, problem.num_kv_heads)
@@ -125,7 +125,7 @@ def partition(tiles: Tiles, problem: Problem, ctas: int) -> Pieces:
 
 
 def _best(line: Line, slices: int) -> Boundaries:
-    """The boundaries with the least longest CTA."""
+    """Of four candidates, the boundaries whose largest load is the least."""
     count = len(line.tile)
     slices = max(1, min(slices, line.total // line.model.least_slice))
     fitting = fitting_slices(count, slices)
@@ -141,9 +141,9 @@ def _best(line: Line, slices: int) -> Boundaries:
 
 
 def fitting_slices(items: int, slices: int) -> int:
-    """So many slices, or fewer, that all have equally many items, or all items equally many slices.
+    """`slices` or fewer, so that slices have equally many items, or items equally many slices.
 
-    With many items a slice, those are even enough, and CTAs without work cost more.
+    With more than FEW items a slice, uneven slices are even enough, and idle CTAs would cost more.
     """
     if items <= slices:
         return slices // items * items
@@ -152,16 +152,16 @@ def fitting_slices(items: int, slices: int) -> int:
 
 
 def _boundaries(line: Line, slices: int, is_cut: bool) -> Boundaries:
-    """Even boundaries, moved to ends of items, or cut at whole key tiles if no end is near."""
+    """Even boundaries, each moved to an end of its item; if `is_cut`, only to a near end."""
     at = np.arange(slices + 1) * line.total // slices
     return boundaries_at(at, line.total // (slices * SNAP) if is_cut else line.total, line)
 
 
 def boundaries_at(at: Ints, snap: int, line: Line) -> Boundaries:
-    """Boundaries at these places, which ascend, each moved to a whole key tile.
+    """Boundaries at these ascending places, each moved to a whole key tile.
 
-    It moves to the nearest end of its item if that is within `snap`, and no piece becomes shorter
-    than a grain.
+    A boundary moves to the nearer end of its item if that is within `snap`. No piece becomes
+    shorter than a grain.
     """
     item = np.searchsorted(line.begin, at, side="right") - 1
     into = at - line.begin[item]
@@ -180,7 +180,7 @@ def boundaries_at(at: Ints, snap: int, line: Line) -> Boundaries:
 
 
 def _loads(line: Line, bounds: Boundaries) -> Ints:
-    """Cost of each CTA, with what its partial results cost."""
+    """Load of each CTA, its partial results included."""
     item, visible, model = bounds.item, bounds.visible, line.model
     inside = np.where(visible > 0, model.fixed + model.per_tile * visible, 0)
     place = np.append(line.begin, line.total)[item] + inside
@@ -191,7 +191,7 @@ def _loads(line: Line, bounds: Boundaries) -> Ints:
 
 
 def cut(bounds: Boundaries, line: Line, grid: Grid, tiles: Tiles, problem: Problem) -> Pieces:
-    """Items and pieces of items between the boundaries; slots are numbered along the lines."""
+    """Items and pieces between the boundaries; slots are numbered along the lines."""
     width = int(line.visible.max()) + 1
     code = bounds.item * width + bounds.visible
     cuts = np.unique(code[bounds.visible > 0])
@@ -214,7 +214,7 @@ def cut(bounds: Boundaries, line: Line, grid: Grid, tiles: Tiles, problem: Probl
 
 
 def _cut_keys(records: Records, tiles: Tiles, first: Ints, problem: Problem) -> None:
-    """Writes the keys at which pieces begin and those before them end."""
+    """Writes the key at which each piece begins and the piece before it ends."""
     begins = np.flatnonzero(first > 0)
     place = key_after(tiles.take(begins), first[begins], problem)
     records["kv_begin"][begins] = place
@@ -222,7 +222,7 @@ def _cut_keys(records: Records, tiles: Tiles, first: Ints, problem: Problem) -> 
 
 
 def _number(records: Records, partial: np.ndarray, begins: np.ndarray) -> Records:
-    """Gives slots and merges to the pieces of one line."""
+    """Numbers the slots and merges of the pieces of one line."""
     opens = partial & begins
     records["slot"] = np.where(partial, np.cumsum(partial) - 1, -1)
     records["merge"] = np.where(partial, np.cumsum(opens) - 1, -1)
@@ -233,7 +233,7 @@ def _number(records: Records, partial: np.ndarray, begins: np.ndarray) -> Record
 
 
 def _repeat(records: Records, merges: Records, lines: int) -> tuple[Records, Records]:
-    """The work of one line for all lines: heads, slots and merges move on."""
+    """Copies the work of one line to all lines, with heads, slots and merges shifted."""
     slots = int(merges["num_slots"].sum())
     all_records, all_merges = np.tile(records, (lines, 1)), np.tile(merges, (lines, 1))
     line = np.arange(lines)[:, None]

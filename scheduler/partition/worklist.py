@@ -1,4 +1,4 @@
-"""Work lists: which way to cut tiles and to assign them a problem asks for."""
+"""Work lists: picks the partition that a problem asks for."""
 
 from __future__ import annotations
 

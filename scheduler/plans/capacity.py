@@ -1,4 +1,4 @@
-"""From bounds to sizes: how long each section of a plan can become, and where it lies."""
+"""From bounds to sizes: the largest length of each section of a plan, and its offset."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Capacity:
     Attributes:
         bounds: the batches that fit.
         num_ctas: CTAs of the grid.
-        max_items, max_segments, max_merges: records.
+        max_items, max_segments, max_merges: numbers of records.
         max_slots: partial results, of `slot_rows` rows each.
         max_indices: entries of the block list.
-        num_roles: of its plans.
-        votes_bytes: that planners on a device take.
+        num_roles: roles of the plans.
+        votes_bytes: bytes for the votes of a device planner.
     """
 
     bounds: Bounds
@@ -52,7 +52,7 @@ class Capacity:
 
     @property
     def header(self) -> Record:
-        """What its plans begin with."""
+        """The first record of the plans."""
         return HEADER if self.num_roles == 1 else ROLE_HEADER
 
     @property
@@ -98,7 +98,7 @@ class WorkspaceSize:
         partial_state_bytes: float32 [max_slots, rows, 2], largest logit and sum.
         arrivals_bytes: uint32 [max_merges], zero between launches.
         votes_bytes: uint32 of a planner on the device, zero between launches.
-        stamps_bytes: a record of each item's times, where kernels tell them.
+        stamps_bytes: a record of times for each item, if kernels write them.
     """
 
     plan_bytes: int
@@ -110,7 +110,7 @@ class WorkspaceSize:
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """Part name, as of the fields, -> first byte; total -> end."""
+        """Part name, as in the fields -> first byte; "total" -> end."""
         offsets, end = {}, 0
         for name in ("plan", "partial_o", "partial_state", "arrivals", "votes", "stamps"):
             offsets[name] = end
@@ -128,15 +128,15 @@ def max_query_tiles(q_rows: int, segments: int, rows: int, group_size: int) -> i
 
     A segment of n rows has ceil(n * group_size / rows) tiles. These points (n, tiles) are all
     lattice points below a line, and a sum of k lattice points of a convex polygon can be any
-    lattice point of the k-fold polygon. So the most is k times the polygon's upper edge at q_rows /
-    k, rounded down.
+    lattice point of the k-fold polygon. So the maximum is k times the polygon's upper edge at
+    q_rows / k, rounded down.
     """
     if q_rows == 0 or segments == 0:
         return 0
     common = gcd(rows, group_size)
     period = rows // common
-    # The fewest rows that waste as much of the last tile as possible: the edge is straight from
-    # there.
+    # The fewest rows that waste as much of the last tile as possible; from there on the edge is
+    # straight.
     worst = pow(group_size // common, -1, period) if period > 1 else 1
     if q_rows >= segments * worst:
         return (group_size * q_rows + segments * (rows - common)) // rows
@@ -164,22 +164,23 @@ def capacity(
 ) -> Capacity:
     """Section lengths that no batch within the bounds exceeds, under any mask and any SM limit.
 
-    They are attained: items, segments and indices by some batch and mask for every bound; merges
-    and slots where a tile can be long enough (and, without `split_size`, for one key/value head and
-    up to 64 CTAs; else they may be a few slots above what can occur). Two roles with `split_size`
-    attain theirs if all tiles can be those of the smaller size. See `balance.level` for the proof
-    of 2 * num_ctas - 2 slots.
+    The lengths are attained: items, segments and indices by some batch and mask for every bound;
+    merges and slots where a tile can be long enough (and, without `split_size`, for one key/value
+    head and up to 64 CTAs; else they may be a few slots above what can occur). Two roles with
+    `split_size` attain theirs if all tiles can have the smaller size. See `balance.level` for the
+    proof of 2 * num_ctas - 2 slots.
 
     Args:
         bounds: the largest batch.
-        rows, keys: tile sizes; of the role with the most rows, if there are several.
+        rows, keys: tile sizes; with two roles, of the role with the most rows.
         num_kv_heads, group_size: key/value heads, and query heads of each.
         num_ctas: CTAs of the grid.
         split_size: keys at whose multiples tiles are cut, rounded up to the key tile of their
             role; None: cut to balance the load.
-        chunks: what that makes of a batch at hand, if this and no other must fit.
+        chunks: counts for `split_size` of a batch at hand, if no other batch must fit.
         smaller: the other role. It adds no query tiles (see `roles`), and slots have room for the
-            rows of any; but there are more lists with work, and cuts between them (`most_cuts`).
+            rows of either role; but there are more lists with work, and more cuts between them
+            (`most_cuts`).
 
     Raises:
         ArgumentError: the bounds need more records than int32 can count, or two roles have more
@@ -193,7 +194,7 @@ def capacity(
         merges = min(tiles, cuts)
         items, slots = tiles + cuts, merges + cuts
     else:
-        # A tile has as many chunks as if its role had the smaller key tile, or fewer.
+        # A tile has at most as many chunks as if its role had the smaller key tile.
         shortest = min(split_of(split_size, each) for each in (keys, *(r.keys for r in smaller)))
         each = max(1, -(-bounds.max_kv_len // shortest))
         merges = tiles if each > 1 else 0
@@ -210,18 +211,18 @@ def capacity(
 
 
 def _cuts_of_a_tile(kv_len: int, shapes: Sequence[tuple[int, int]]) -> int:
-    """How often the Stream-K partition cuts a query tile at most: no piece is under a grain."""
+    """Most cuts of a query tile by the Stream-K partition: no piece is shorter than a grain."""
     grains = ((keys, CostModel.for_stream_k(rows, keys).grain) for rows, keys in shapes)
     return max(0, *(-(-kv_len // keys) // grain - 1 for keys, grain in grains))
 
 
 def workspace_size(room: Capacity, head_dim_v: int, stamp_bytes: int = 0) -> WorkspaceSize:
-    """Bytes that every plan of a layout runs in.
+    """Bytes of the workspace that holds every plan of a layout.
 
     Args:
         room: the layout.
         head_dim_v: length of value vectors.
-        stamp_bytes: that a kernel writes of each item's times; 0: it tells none.
+        stamp_bytes: bytes of times that a kernel writes for each item; 0: none.
     """
     partial_rows = room.max_slots * room.slot_rows
     return WorkspaceSize(

@@ -1,4 +1,4 @@
-"""The pages of a plan in the order in which its CTAs will read them: what to prefetch first."""
+"""The pages of a plan in the order in which its CTAs will read them, for prefetching."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from warploom.scheduler.plans.plan import Plan
 
 
 def page_order(plan: Plan, page_size: int) -> npt.NDArray[np.int32]:
-    """Every page that the plan reads, once, where it is first read.
+    """Every page that the plan reads, once, at the place of its first read.
 
-    All CTAs begin together, so the first items of all come before the second ones; of items in the
-    same turn, the first pages of all come before the second ones. Items are read in ascending
-    order of keys. A page holds all heads: the items of the others find it there.
+    All CTAs begin together, so the first items of all CTAs come before the second items; of items
+    in the same turn, the first pages of all items come before the second pages. Items read keys in
+    ascending order. A page holds all heads, so items of other heads do not list it again.
 
     Args:
-        plan: of a paged cache; its block list is the pages.
+        plan: a plan of a paged cache; its block list is the pages.
         page_size: tokens of a page.
 
     Returns:
@@ -40,10 +40,10 @@ def page_order(plan: Plan, page_size: int) -> npt.NDArray[np.int32]:
 
 
 def _turns(plan: Plan) -> tuple[Ints, Ints]:
-    """Of each item: how many its CTA computes before it, and which CTA that is.
+    """For each item: how many items its CTA computes before it, and that CTA.
 
-    A CTA of two roles decodes before it prefills. Whoever is done claims shared lists, so these
-    come last.
+    With two roles a CTA decodes before it prefills. CTAs claim shared lists when they are done with
+    their own, so shared lists come last, each as if it had its own CTA.
     """
     counts = np.diff(plan.cta_indptr).astype(np.int64)
     of_list = np.repeat(np.arange(len(counts)), counts)

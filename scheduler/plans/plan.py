@@ -27,19 +27,19 @@ class Plan:
     """Work of every CTA for one batch (FlashInfer, section 3.3.1).
 
     Attributes:
-        header: HEADER record, shape (1,); ROLE_HEADER if there are two roles.
+        header: HEADER record, shape (1,); with two roles ROLE_HEADER.
         cta_indptr: int32 (lists + 1,); list i has items cta_indptr[i] .. cta_indptr[i + 1] - 1.
-            CTA i runs list i; those of two roles have more, see `role_lists`.
-        items: WORK_ITEM records; ROLE_ITEM if there are two roles, but in composed plans. There a
-            list's items are in any order; else its partial ones come first, so that merging hides
-            behind the rest, and both kinds are in the order in which they were assigned.
+            CTA i runs list i; with two roles there are more lists, see `role_lists`.
+        items: WORK_ITEM records; with two roles ROLE_ITEM, except in composed plans. In a composed
+            plan a list's items are in any order; else partial items come first, so that merges hide
+            behind the others, and both kinds are in the order in which they were assigned.
         segments: SEGMENT records.
         merges: MERGE records, one for each tile that was split.
         indices: int32, the block list of indexed formats; empty for others.
-        loads: int64 (lists,) modelled cost of each list, in the units of `cost.CostModel`, or if
-            there are two roles, of their prices.
-        problem: what was planned; of composed plans, whose segments are parts, the requests. A
-            partial slot has room for its `rows`.
+        loads: int64 (lists,) modelled cost of each list, in the units of `cost.CostModel`, or with
+            two roles, of their prices.
+        problem: what was planned. Its segments are the requests in a composed plan, whose own
+            segments are parts. A partial slot has room for the problem's `rows`.
     """
 
     header: Records
@@ -53,7 +53,7 @@ class Plan:
 
     @classmethod
     def of(cls, problem: Problem, work: WorkList, indices: npt.NDArray[np.int32]) -> Plan:
-        """Joins what was asked and what a planner found."""
+        """Joins a problem and a planner's result."""
         counts = len(work.items), len(problem.segments), len(work.merges), work.num_slots, 0
         return cls(
             header_of(counts, problem, work), work.cta_indptr, work.items,
@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def role(self) -> Ints:
-        """(items,) the role of each."""
+        """(items,) role of each item."""
         if not self.problem.smaller:
             return np.zeros(len(self.items), np.int64)
         return self.items["role"].astype(np.int64)
@@ -84,24 +84,24 @@ class Plan:
 
     @property
     def num_lists(self) -> int:
-        """All lists, those without items, too."""
+        """Number of all lists, empty ones included."""
         return num_lists(self.problem.num_ctas, len(self.problem.roles))
 
     def _owned(self, lists: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """(roles, num_ctas) of values of lists: those that CTAs have for their own."""
+        """(roles, num_ctas) of one value per list: the values of the CTAs' own lists."""
         ctas = self.problem.num_ctas
         return lists[: len(self.problem.roles) * ctas].reshape(-1, ctas)
 
     @property
     def busy_ctas(self) -> int:
-        """CTAs that have work of their own."""
+        """CTAs with a non-empty list of their own."""
         return int(np.count_nonzero(self._owned(np.diff(self.cta_indptr)).any(axis=0)))
 
     @property
     def balance(self) -> float:
-        """Largest load over the mean of the active CTAs: 1 is perfect, and 1 without work.
+        """Largest load over the mean of the active CTAs: 1 is perfect; 1 without work.
 
-        Shared lists go to the CTA that is done first, of those that may claim them.
+        Assumes that each shared list goes to the first CTA to finish of those that may claim it.
         """
         mean = float(self.loads.sum()) / self.problem.active_ctas
         own, ctas = self._owned(self.loads)[:, : self.problem.active_ctas], self.problem.num_ctas
@@ -117,7 +117,7 @@ class Plan:
 
     @property
     def predicted_seconds(self) -> float | None:
-        """How long the prices say that two roles take; None for one role."""
+        """Time of the plan by its prices; None for one role."""
         if self.problem.prices is None or not self.problem.smaller:
             return None
         of_lists = np.repeat(ROLE_OF_LISTS, self.problem.num_ctas)
@@ -125,7 +125,7 @@ class Plan:
         return self.problem.prices.time(loads, self.problem.active_ctas) / 1e12
 
     def work_of_roles(self) -> tuple[RoleWork, ...]:
-        """What each role has to do; one without work is told, too."""
+        """The work of each role, also of a role without work."""
         has = self._owned(np.diff(self.cta_indptr)) > 0
         return tuple(
             RoleWork(
@@ -164,7 +164,7 @@ class Plan:
     ) -> npt.NDArray[np.int32]:
         """Writes the plan into one buffer, each section at its fixed offset.
 
-        What lies behind a section's used part is left as it is; a kernel never reads it, because
+        Bytes behind a section's used part are left as they are; a kernel never reads them, because
         the header and `cta_indptr` are always written whole.
 
         Args:
@@ -210,7 +210,7 @@ class Plan:
 
 
 def header_of(counts: tuple[int, ...], problem: Problem, work: WorkList) -> Records:
-    """What a plan begins with: HEADER, or ROLE_HEADER if there are two roles; shape (1,)."""
+    """The first record of a plan: HEADER, or with two roles ROLE_HEADER; shape (1,)."""
     if not problem.smaller:
         return np.array([counts], HEADER.dtype)
     shared = work.num_decode_ctas, work.num_shared_decodes
@@ -219,7 +219,7 @@ def header_of(counts: tuple[int, ...], problem: Problem, work: WorkList) -> Reco
 
 
 def make_plan(problem: Problem, indices: npt.NDArray[np.int32] | None = None) -> Plan:
-    """Plans one batch: who computes what, and where partial results are merged.
+    """Plans one batch: which CTA computes which items, and where partial results are merged.
 
     Deterministic: the same arguments give the same bits. Host only; nothing is written outside the
     returned arrays.

@@ -1,4 +1,4 @@
-"""A packed plan read back, as a kernel reads it."""
+"""Reads a packed plan back, as a kernel reads it."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def unpack(
     Args:
         buffer: int32 (capacity.total_ints,).
         capacity: its layout.
-        problem: what it was made for, with the segments that `unpack_batch` gave.
-        indices: the block list that it gave.
+        problem: what was planned, with the segments that `unpack_batch` gave.
+        indices: the block list that `unpack_batch` gave.
     """
     begin = capacity.offsets["cta_indptr"]
     indptr = buffer[begin:][: capacity.num_lists + 1].copy()

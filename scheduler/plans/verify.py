@@ -1,4 +1,4 @@
-"""What every plan must satisfy, checked from the plan and the mask alone."""
+"""Checks invariants of every plan, from the plan and the mask alone."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from warploom.scheduler.plans.verify_lists import Checks, Flags, check_lists
 
 
 def verify(plan: Plan, visibility: Visibility) -> None:
-    """Checks that each fused row meets each visible key once, and that results find their place.
+    """Checks that each fused row meets each visible key once, and that partial results are merged.
 
     Args:
         plan: the plan.
         visibility: the mask's answers for the plan's segments.
 
     Raises:
-        PlanInvalid: with the first invariant that does not hold.
+        PlanInvalid: names the first invariant that does not hold.
     """
     work = _Work.of(plan)
     for holds, reason in _invariants(plan, work, visibility):
@@ -35,13 +35,13 @@ def verify(plan: Plan, visibility: Visibility) -> None:
 class _Work:
     """The plan's items sorted by tile, then keys; shape (n,) each, but for `tiles`.
 
-    Built before anything is known to be right, so it must not fail on nonsense.
+    Built before anything is checked, so it must not fail on invalid values.
     """
 
-    tiles: Ints  # of each segment and head
+    tiles: Ints  # query tiles of each segment, for one head
     tile: Ints
-    role: Ints  # of all there are
-    rows: Ints  # of its tile
+    role: Ints  # clipped to existing roles
+    rows: Ints  # rows of its role's tile
     keys: Ints
     segment: Ints
     row_begin: Ints
@@ -81,7 +81,7 @@ class _Work:
 
     @property
     def before(self) -> Ints:
-        """Where the item before ends."""
+        """End of the preceding item's keys."""
         return np.append(0, self.kv_end[:-1])[: len(self.tile)]
 
     @property
@@ -158,8 +158,7 @@ def _complete(plan: Plan, work: _Work, visibility: Visibility) -> Checks:
         return np.equal(count, 0)
 
     yield ~work.empty | unseen(low, high), "an item without keys stands for visible ones"
-    # What lies between one item and the next, the first item and the lower bound, the last and the
-    # upper.
+    # Gaps between consecutive items, before the first item and after the last one.
     gap_begin = np.where(work.opens, low, work.before)
     gap_end = np.where(work.empty, low, work.kv_begin)
     yield unseen(gap_begin, gap_end), "visible keys before an item belong to no item"
@@ -168,10 +167,10 @@ def _complete(plan: Plan, work: _Work, visibility: Visibility) -> Checks:
 
 
 def _splits(plan: Plan, work: _Work) -> Checks:
-    """Bits depend on a request alone if its tiles are cut at the multiples of a size, and there."""
+    """Tiles are cut exactly at multiples of a size, so that bits depend on the request alone."""
     if plan.problem.split_size is None:
         return
-    size = -(-plan.problem.split_size // work.keys) * work.keys  # by the role of each
+    size = -(-plan.problem.split_size // work.keys) * work.keys  # rounded up to the role's key tile
     chunk = work.kv_begin // size
     yield ((work.kv_end - 1) // size == chunk) | work.empty, "an item crosses a fixed split"
     new = np.append(True, np.diff(chunk) != 0)[: len(chunk)]
@@ -194,7 +193,7 @@ def _partials(plan: Plan, work: _Work) -> Checks:
     yield work.slot[~alone] == wanted, "slots of a tile do not ascend with its keys"
     yield (work.slot[~alone] >= 0) & (work.slot[~alone] < plan.num_slots), "a slot is out of range"
     yield len(np.unique(work.slot[~alone])) == len(merge), "two items share a slot"
-    split_tiles = np.count_nonzero(opens & ~alone)  # they share no merge, as they share no slot
+    split_tiles = np.count_nonzero(opens & ~alone)  # tiles share no slot, hence no merge
     yield split_tiles == len(plan.merges), "a merge has no tile"
     if problem.split_size is None:
         bound = 2 * most_cuts(problem.active_ctas, len(problem.roles))

@@ -16,7 +16,7 @@ Checks: TypeAlias = Iterator[tuple[Flags | bool | np.bool_, str]]
 
 
 def check_lists(plan: Plan) -> Checks:
-    """Lists hold all items once, and CTAs that may have none have none."""
+    """Lists hold all items once, and CTAs beyond the SM limit have none."""
     problem, indptr = plan.problem, plan.cta_indptr
     yield len(indptr) == plan.num_lists + 1, "cta_indptr has not an entry for each list, and one"
     yield indptr[0] == 0, "cta_indptr does not begin at 0"
@@ -31,7 +31,7 @@ def check_lists(plan: Plan) -> Checks:
 
 
 def _of_roles(plan: Plan) -> Checks:
-    """Of two roles: lists hold items of one, and all that have some are somebody's."""
+    """With two roles: a list has items of its role only, and a CTA runs each non-empty list."""
     problem, header, indptr = plan.problem, plan.header[0], plan.cta_indptr
     is_empty = np.diff(indptr) == 0
     yield header["num_active"] == problem.active_ctas, "the header miscounts active CTAs"
