@@ -1,1 +1,1 @@
-"""The attention kernel: its templates, with what was measured of their tiles."""
+"""The attention kernel: its templates, and measurements of their tiles."""

@@ -1,4 +1,4 @@
-"""The template of the CPU back end; tile sizes by the spec and by the rows of requests."""
+"""The template of the CPU back end; the spec and the rows of requests determine tile sizes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from warploom.codegen.attention.template import Template
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 
-# Multiples of the micro-kernel's 6 (AMX takes 16 or 32 at a time). More rows share the packing of a
-# tile of keys; fewer leave smaller partial results and more tiles to hand out, so the largest wait
-# for several of them.
+# Multiples of the micro-kernel's 6 rows (AMX takes 16 or 32 at a time). In a larger tile more rows
+# share the packing of a tile of keys; smaller tiles have smaller partial results, and there are
+# more of them to distribute. So the largest needs requests that fill several (`_MANY_ROWS`).
 _ROWS = (12, 48, 192, 384)
 _MANY_ROWS = 4 * _ROWS[-1]
 _KEYS = (512, 256, 128, 64)
 _PACKED_BYTES = (
     256 * 1024
 )  # packed keys and values, beside queries and outputs in a second-level cache
-# Keys of a packed panel (`kPanel`) with the widest vectors; narrower ones divide it. One rule for
-# all processors, since one declaration is built for several.
+# Keys of a packed panel (`kPanel`) with the widest vectors; panels for narrower vectors divide it.
+# All processors have the same rule, since one declaration is built for several.
 _PANEL = 64
-_LARGEST = 1 << 16  # rows and keys; a thread keeps a packed tile, and counts its elements in ints
+_LARGEST = 1 << 16  # rows or keys; a thread stores a packed tile, and counts its elements in ints
 
 
 class Cpu(Template):
@@ -44,15 +44,15 @@ class Cpu(Template):
         return None
 
     def called(self, tile: TileConfig) -> str:
-        """One thread computes it, whatever its warps."""
+        """The name of a tile without warps, since one thread computes it."""
         return f"a tile of {tile.rows} rows and {tile.keys} keys"
 
     def choose(self, spec: AttentionSpec, mean_fused_rows: float) -> TileChoice:
-        """Chooses rows and keys per tile.
+        """Choose rows and keys per tile.
 
         Args:
             spec: what to compute.
-            mean_fused_rows: query rows x query heads per key/value head, averaged over requests.
+            mean_fused_rows: query rows x query heads per key/value head, mean over the requests.
         """
         fitting = (rows for rows in _ROWS[:-2] if mean_fused_rows <= rows)
         rows = next(fitting, _ROWS[-1] if mean_fused_rows >= _MANY_ROWS else _ROWS[-2])

@@ -50,11 +50,11 @@ _BARRIER_BYTES = 8  # Barrier
 _VISIT_BYTES = 4  # Visit
 _TRANSFORMS = ("query_transform", "key_transform", "value_transform")
 _ON_LOGITS = ("logits_transform", "logits_mask")
-# By groups: a thread of one copies each key, a tensor copy has 256 at most, and a thread of three
-# groups has no registers for the products of more.
+# Most keys of a tile, by consumer groups. One group: a thread copies each key. Two: a tensor copy
+# has at most 256 keys. Three: a thread has no registers for the products of more keys.
 _MOST_KEYS = 128, 256, 224
-_WIDENED_LANES = (112, 128)  # padded to 128, of which 8 bits fill one of the panels of 16 bits
-_LOOKED_UP = 128  # keys that four warps copy, a lane for each that a warp looks up
+_WIDENED_LANES = (112, 128)  # padded to 128 lanes, whose 8-bit row fills one of two 16-bit panels
+_LOOKED_UP = 128  # keys that four warps copy; each lane looks up one key's address
 
 _ON_H200 = Recorded(
     small_heads={
@@ -67,12 +67,12 @@ _ON_H200 = Recorded(
 
 
 class Hopper(TwoRoles):
-    """A producer group copies, one to three groups of 64 rows compute (decision 0011).
+    """A producer group copies, and one to three consumer groups of 64 rows compute (decision 0011).
 
     Attributes:
-        transforms: what transforms staged tiles. "auto": what suits the variant. Measurements ask
-            for others (decision 0042): "group" is four warps of their own (0018), without sines
-            from other rows (0019); "consumers" are the warps that compute.
+        transforms: which warps transform staged tiles. "auto" depends on the variant. Measurements
+            use the others (decision 0042): "group" is a group of four separate warps (0018),
+            without sines from other rows (0019); "consumers" are the warps that compute.
     """
 
     name = "hopper"
@@ -85,7 +85,7 @@ class Hopper(TwoRoles):
     decodes = StreamedInBoxes()
 
     def __init__(self, transforms: Literal["auto", "group", "consumers"] = "auto") -> None:
-        """Its kernels transform staged tiles so."""
+        """A template whose kernels transform staged tiles by these warps."""
         self.transforms = transforms
 
     def compiles_for(self, arch: Arch) -> bool:
@@ -106,11 +106,11 @@ class Hopper(TwoRoles):
         return crowd and f"a thread of three groups has 144 registers, and {crowd}"
 
     def tensor_maps(self, tile: TileConfig) -> int:
-        """Of keys and values; decodes have their own."""
+        """Two maps, of keys and values; with two roles, decodes have two more."""
         return 2 if tile.decode is None else 4
 
     def threads(self, spec: AttentionSpec, tile: TileConfig) -> int:
-        """Threads of a CTA: they compute, copy, and with registers left, four warps transform."""
+        """Threads of a CTA: consumers, four producer warps, and perhaps four that transform."""
         return 32 * (tile.warps + 4 + 4 * self._has_group(spec, tile))
 
     def cta_threads(self, spec: AttentionSpec, tile: TileConfig) -> int:
@@ -138,12 +138,12 @@ class Hopper(TwoRoles):
         }
 
     def registers(self, spec: AttentionSpec, tile: TileConfig) -> Registers:
-        """Of a thread of each role."""
+        """Registers of a thread in each group."""
         groups, has_columns = tile.rows // WARPGROUP_ROWS, self.column_bytes(spec) > 0
         return split(groups, self._hardest(spec, tile), has_columns)
 
     def _hardest(self, spec: AttentionSpec, tile: TileConfig) -> str:
-        """Which of the copies and transforms decides what the groups that do them need."""
+        """The key of `SHARES` for the copies or transforms that need the most registers."""
         bulk, (dim_qk, dim_v) = self._box(spec, tile) is not None, padded_dims(spec)
         if self._has_group(spec, tile):
             if spec.head_dim_v > 96:
@@ -157,21 +157,21 @@ class Hopper(TwoRoles):
         return "copies more than four panels" if panels > 4 else "copies"
 
     def has_sine_recurrence(self, spec: AttentionSpec, tile: TileConfig) -> bool:
-        """Where rows lie evenly, and have warps of their own that transform them."""
+        """True if rows have evenly spaced positions and separate warps transform them."""
         listed = spec.kv_format.composed or spec.kv_format.column_positions
         if listed or spec.is_narrow:
             return False
         return self.transforms == "auto" and self._has_group(spec, tile)
 
     def _has_group(self, spec: AttentionSpec, tile: TileConfig) -> bool:
-        """Whether four warps of their own transform what was staged, if no decodes need them."""
+        """Whether four separate warps transform staged tiles; never beside a role of decodes."""
         wanted = self.transforms != "consumers" and tile.decode is None
         return wanted and _has_transformer(spec)
 
     def keeps_bytes(self, spec: AttentionSpec) -> bool:
-        """Beside keys of wide heads nothing else fits.
+        """True for wide heads, whose staged keys leave no room for more than bytes.
 
-        A byte costs each column of a tile one instruction more than a number.
+        A byte costs one instruction more per column of a tile than a number.
         """
         return max(spec.head_dim_qk, spec.head_dim_v) > 192
 
@@ -182,17 +182,17 @@ class Hopper(TwoRoles):
         return self.box(spec.kv_format, tile, (spec.head_dim_qk, spec.head_dim_v))
 
     def candidates(self, spec: AttentionSpec, arch: Arch, work: Work) -> Iterator[TileConfig]:
-        """Groups of 64 rows, and as many keys as fit.
+        """Tiles of groups of 64 rows, with as many keys as fit.
 
-        Queries of the next item are copied early if there is room for two tiles of them.
+        Queries of the next item are copied early if there is room for two query tiles.
         """
         if work.rows <= WARPGROUP_ROWS or _narrow_obstacle(spec):
             return
         block = spec.kv_format.block_kv
         if not _three_groups_obstacle(spec) and suits_blocks(96, block):
             yield TileConfig(192, 96, 12, 3, "hopper", 2)
-        # The accumulators of 128 keys and 128 lanes leave just enough registers of 192 (224 if
-        # wide).
+        # The accumulators for 128 keys and 128 lanes leave just enough of 192 registers (224 if
+        # heads are wide).
         widest = max(spec.head_dim_qk, spec.head_dim_v)
         most = 64 if widest > 192 else 96 if self._is_crowded(spec) else 128
         for keys in (128, 96, 64):
@@ -202,7 +202,7 @@ class Hopper(TwoRoles):
                 yield TileConfig(128, keys, 8, 2, "hopper", query_stages)
 
     def tiles(self, spec: AttentionSpec, arch: Arch, work: Work) -> list[TileConfig]:
-        """The best with each number of groups, the best of all first."""
+        """The best tile for each number of groups, the best of all first."""
         best: dict[int, TileConfig] = {}
         for tile in super().tiles(spec, arch, work):
             best.setdefault(tile.rows, tile)
@@ -226,10 +226,10 @@ class Hopper(TwoRoles):
         )
 
     def memory(self, spec: AttentionSpec, tile: TileConfig) -> SharedMemory:
-        """With two tiles of queries those of the next item come early, and it is open before."""
+        """With two query tiles the next item is opened, and its queries are copied, early."""
         dim_qk, dim_v = padded_dims(spec)
         row_threads = swizzled_lanes((dim_qk, dim_v)) // 8
-        slots = (tile.stages + 1) * tile.keys  # read after the tile's keys were released
+        slots = (tile.stages + 1) * tile.keys  # read after the tile's keys are released
         items = 1 if tile.query_stages == 1 else tile.query_stages + 1
         barriers = _BARRIER_BYTES * (2 * items + 3 * tile.query_stages + 6 * tile.stages)
         return SharedMemory(
@@ -244,7 +244,7 @@ class Hopper(TwoRoles):
         )
 
     def column_bytes(self, spec: AttentionSpec) -> int:
-        """What hooks on logits keep of a key, for all rows; a composed tile's each see another."""
+        """Bytes that hooks on logits keep per key for all rows; composed rows see other values."""
         if spec.kv_format.composed:
             return 0
         return column_state_bytes(
@@ -252,9 +252,9 @@ class Hopper(TwoRoles):
         )
 
     def _is_crowded(self, spec: AttentionSpec) -> bool:
-        """Whether groups that compute load numbers of elements, and transform gathered keys.
+        """Whether consumer groups load a number per element and transform gathered keys.
 
-        Beside 128 keys of 128 lanes norms with RoPE then spilled 48 bytes.
+        With 128 keys of 128 lanes, norms with RoPE then spilled 48 bytes.
         """
         gathers = holds_small_blocks(spec.kv_format.block_kv)
         if "key_transform" not in spec.variant.hooks or _has_transformer(spec) or not gathers:
@@ -263,7 +263,7 @@ class Hopper(TwoRoles):
 
 
 def _narrow_obstacle(spec: AttentionSpec) -> str | None:
-    """Why 8-bit keys and values cannot be widened where they land (decision 0058), or None."""
+    """Why 8-bit keys and values cannot be widened in place (decision 0058), or None."""
     if not spec.is_narrow or {spec.head_dim_qk, spec.head_dim_v} <= set(_WIDENED_LANES):
         return None
     few, most = _WIDENED_LANES
@@ -271,7 +271,7 @@ def _narrow_obstacle(spec: AttentionSpec) -> str | None:
 
 
 def _size_obstacle(tile: TileConfig) -> str | None:
-    """Why no kernel can have a tile of these sizes, or None."""
+    """Why no kernel can have a tile of this size, or None."""
     groups, rest = divmod(tile.rows, WARPGROUP_ROWS)
     if rest or not 1 <= groups <= 3:
         return f"one to three groups have {WARPGROUP_ROWS} rows each, and it has {tile.rows}"
@@ -289,10 +289,11 @@ def _size_obstacle(tile: TileConfig) -> str | None:
 
 
 def _has_transformer(spec: AttentionSpec) -> bool:
-    """Whether four warps of their own transform or widen what was staged; else consumers do.
+    """Whether four separate warps transform or widen staged tiles; else consumers do.
 
-    Accumulators of wide heads leave them no registers, nor does what a thread keeps of more than
-    64 lanes where a hook both reduces and reads other lanes than its own (norms with RoPE).
+    They would have too few registers beside the accumulators of wide heads. They would also have
+    too few for more than 64 lanes if a hook both reduces over lanes and reads lanes other than its
+    own (norms with RoPE).
     """
     roots = [spec.variant.hooks[hook] for hook in _TRANSFORMS if hook in spec.variant.hooks]
     if not roots:
@@ -302,17 +303,18 @@ def _has_transformer(spec: AttentionSpec) -> bool:
 
 
 def _is_easy_on_logits(spec: AttentionSpec) -> bool:
-    """Whether consumers beside a group that widens have registers enough for hooks on logits.
+    """Whether consumers beside a widening group have enough registers for hooks on logits.
 
-    Where they keep what they read of keys or load numbers of elements, where rows are of several
-    requests, and without a softmax, they spilled 16 to 80 bytes so; widening ahead they do not.
+    They spilled 16 to 80 bytes where hooks keep values read per key or load a number per element,
+    where rows belong to several requests, and without a softmax. If consumers widen a tile ahead
+    themselves, they do not spill.
     """
     reads = _loads_on_logits(spec) & {Level.COLUMN, Level.ELEMENT}
     return spec.variant.softmax and not reads and not spec.kv_format.composed
 
 
 def _loads_on_logits(spec: AttentionSpec) -> set[Level]:
-    """Of what hooks on logits load from fields: for each key, for each element, and so on."""
+    """Levels at which hooks on logits load from fields: per key, per element, and so on."""
     hooks = spec.variant.hooks
     parts = list(reachable([hooks[name] for name in _ON_LOGITS if name in hooks]))
     known = levels(parts)
@@ -320,10 +322,10 @@ def _loads_on_logits(spec: AttentionSpec) -> set[Level]:
 
 
 def _three_groups_obstacle(spec: AttentionSpec) -> str | None:
-    """What leaves three groups too few registers, or None.
+    """Why three groups have too few registers, or None.
 
-    Where nothing does, they pay: small heads have few products for each exponential, and one more
-    group to compute these gained 7 to 11 % on an H200.
+    Without such a reason they pay: small heads have few products for each exponential, and one more
+    group to compute the exponentials gained 7 to 11 % on an H200.
     """
     hooks = spec.variant.hooks
     on_logits = [hooks[hook] for hook in _ON_LOGITS if hook in hooks]

@@ -1,8 +1,8 @@
-"""The portable template (`mma.sync`, `cp.async`): what its kernels have in common.
+"""The portable template (`mma.sync`, `cp.async`): the common part of its kernels.
 
 Sizes follow FlashAttention-2 and FlashInfer (section 3.2.2): the row tile is the smallest of 16, 64
-and 128 that holds the mean number of fused rows of a request, and the rest is what fits the
-architecture and, for few rows, how many items there are.
+and 128 that holds the mean number of fused rows of a request. The other sizes depend on what fits
+the architecture and, for few rows, on the number of items.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from warploom.dsl.types.spec import AttentionSpec
 
 _WARP = 32
 MOST_REGISTERS = 255  # of a thread
-STREAMED_ROWS = 16  # at most, of tiles whose warps share the rows (streamed.py)
-TURNED_ROWS = 8  # of such tiles whose rows are the columns of products
+STREAMED_ROWS = 16  # most rows of tiles whose warps share the rows (streamed.py)
+TURNED_ROWS = 8  # rows of such tiles if their rows are the columns of products
 _BARRIER_BYTES = 8
-_RESERVED_BYTES = 1024  # of shared memory, by the system for each CTA
+_RESERVED_BYTES = 1024  # shared memory that the system reserves for each CTA
 
 
 class Portable(CudaTemplate):
-    """What the kernels of portable.cu.j2 have in common."""
+    """The common part of the kernels of portable.cu.j2."""
 
     name = "portable"
 
@@ -44,13 +44,13 @@ class Portable(CudaTemplate):
         return tile.warps * _WARP
 
     def registers(self, spec: AttentionSpec, capability: tuple[int, int]) -> int:
-        """Registers of a thread, at most, on devices of a compute capability."""
+        """Most registers of a thread on devices of a compute capability."""
         return MOST_REGISTERS
 
     def ctas_by_registers(
         self, spec: AttentionSpec, tile: TileConfig, capability: tuple[int, int]
     ) -> int:
-        """CTAs whose registers an SM has. One it has always: the compiler spills what is left."""
+        """CTAs that fit an SM's registers; at least one, since the compiler spills the rest."""
         needed = self.registers(spec, capability) * self.threads(tile)
         return max(1, REGISTERS_PER_SM // needed)
 
@@ -73,12 +73,12 @@ class Staged(Portable):
     """Kernels that stage keys in shared memory, for the tensor cores."""
 
     def copies_boxes(self, spec: AttentionSpec, tile: TileConfig) -> bool:
-        """Whether keys that stream come by tensor copies, each of what a block has of a tile."""
+        """Whether tensor copies bring streamed keys, each the part of a tile in one block."""
         return False
 
     @abstractmethod
     def of_each_warp(self, tile: TileConfig) -> str:
-        """What of a tile each warp has, in words."""
+        """The share of a tile that each warp has, in words."""
 
     def reason(self, spec: AttentionSpec, tile: TileConfig, arch: Arch, work: Work) -> str:
         shape = self.launch(spec, tile, arch)
@@ -90,7 +90,7 @@ class Staged(Portable):
         )
 
     def memory(self, spec: AttentionSpec, tile: TileConfig) -> SharedMemory:
-        """Where keys stream from item to item, nothing takes the place of anything."""
+        """The output overlays the tiles, except where keys stream from item to item."""
         in_boxes = self.copies_boxes(spec, tile)
         walked, output = _walked(spec, tile, 1 + self.streams, in_boxes), _output(spec, tile)
         items = items_region(spec, tile, 4 if self.streams else 1)
@@ -100,20 +100,20 @@ class Staged(Portable):
 
 
 def stages_obstacle(tile: TileConfig) -> str | None:
-    """Why keys cannot be staged so, or None."""
+    """Why keys cannot be staged with the tile's number of stages, or None."""
     if tile.stages < 2:
         return "one tile of keys is copied while another is used, and it has one stage"
     return None
 
 
 def mask_reads_inputs(spec: AttentionSpec) -> bool:
-    """True if the mask reads fields, and not positions alone."""
+    """True if the mask reads fields, and not only positions."""
     mask = spec.variant.hooks.get("logits_mask")
     return mask is not None and any(found.op in ("load", "scalar") for found in walk(mask))
 
 
 def _scales_weights(spec: AttentionSpec) -> bool:
-    """Whether weights take the scales of values: `kScalesWeights` of staging/tile.cuh."""
+    """Whether scales of values are applied to weights: `kScalesWeights` of staging/tile.cuh."""
     if spec.max_scores or not scale_factors(spec.variant.hooks.get("value_transform")):
         return False
     return spec.dtype.name != "float16" or (spec.is_narrow and spec.variant.softmax)
@@ -122,10 +122,10 @@ def _scales_weights(spec: AttentionSpec) -> bool:
 def _walked(
     spec: AttentionSpec, tile: TileConfig, query_tiles: int, in_boxes: bool
 ) -> list[Region]:
-    """What is needed while keys are walked."""
+    """Regions that are needed during the loop over key tiles."""
     dim_qk, dim_v = padded_dims(spec)
     hooks = spec.variant.hooks
-    # Hooks make 16-bit numbers of a whole tile.
+    # Hooks convert a whole 8-bit tile to 16-bit numbers.
     new_keys = spec.is_narrow and "key_transform" in hooks
     new_values = spec.is_narrow and "value_transform" in hooks and not _scales_weights(spec)
     key, value = (
@@ -133,7 +133,7 @@ def _walked(
         if spec.is_narrow
         else (2 * dim_qk, 2 * dim_v)
     )
-    # What was looked up for a tile is needed until its turn has passed.
+    # Addresses and positions that were looked up for a tile are needed until it has been used.
     looked_up = (tile.stages + 1) * tile.keys
     return [
         Region("queries", query_tiles * tile.rows * 2 * dim_qk, TILE_ALIGN),
@@ -148,7 +148,7 @@ def _walked(
 
 
 def _output(spec: AttentionSpec, tile: TileConfig) -> list[Region]:
-    """What is needed after it: rows of fp32, 16 or 8 of a warp, and what their softmax has found.
+    """Regions that are needed after the loop: 16 or 8 fp32 rows per warp, and softmax statistics.
 
     8 floats of padding put the rows that one store touches into different banks.
     """

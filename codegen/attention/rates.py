@@ -1,4 +1,4 @@
-"""What recorded sweeps tell of a template's tiles; models of costs read it (`codegen/choice/`)."""
+"""Rates of a template's tiles from recorded sweeps, for the cost models in `codegen/choice/`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Rates:
-    """One kind of tile on one architecture.
+    """Rates of one kind of tile on one architecture.
 
     Attributes:
-        flops: millions of operations in a microsecond.
-        launch: microseconds of a batch that has next to nothing to do.
-        item: of a query tile, beside its keys. Where a template streams on to the next, it shows
-            once.
-        merge: of the parts of 64 rows x 128 lanes.
+        flops: millions of operations per microsecond.
+        launch: microseconds of a batch that has almost no work.
+        item: microseconds of a query tile, beside its keys. In a template that streams from item
+            to item, this time shows only once.
+        merge: microseconds to merge the parts of 64 rows x 128 lanes.
     """
 
     flops: float
@@ -27,12 +27,12 @@ class Rates:
 
 @dataclass(frozen=True)
 class ComposedRates:
-    """One tile of composed plans: microseconds of an SM.
+    """Rates of one tile of composed plans, in microseconds of an SM.
 
     Attributes:
-        launch: of a batch that has next to nothing to do, merging included.
-        read, walk: of 1000 keys.
-        item: of a work item.
+        launch: time of a batch that has almost no work, including merges.
+        read, walk: time of 1000 keys.
+        item: time of a work item.
     """
 
     launch: float
@@ -42,7 +42,7 @@ class ComposedRates:
 
 
 class TileSizes(NamedTuple):
-    """Of a tile."""
+    """Sizes of a tile."""
 
     rows: int
     keys: int
@@ -51,13 +51,13 @@ class TileSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Recorded:
-    """One template on one architecture, by sweeps of 16-bit keys that nothing transforms.
+    """Rates of one template on one architecture, from sweeps with untransformed 16-bit keys.
 
     Attributes:
-        small_heads: for heads up to `template.SMALL_HEADS` lanes, which have fewer products for
-            each exponential, rates by the kind of a tile (`CudaTemplate.kind`).
-        wide_heads: for all others.
-        composed: tiles of composed plans with heads of 128 lanes.
+        small_heads: rates by the kind of a tile (`CudaTemplate.kind`), for heads up to
+            `template.SMALL_HEADS` lanes, which have fewer products for each exponential.
+        wide_heads: the same for all other heads.
+        composed: rates of tiles of composed plans with heads of 128 lanes.
     """
 
     small_heads: Mapping[str, Rates] = field(default_factory=dict)

@@ -1,7 +1,8 @@
-"""What lies where in a CTA's dynamic shared memory: a table for each template.
+"""The layout of a CTA's dynamic shared memory: a table for each template.
 
-Launches take its size, and kernels are given its places as constants. Headers hold the bytes of
-each region against those of what they put there, so that a kernel which disagrees does not compile.
+Launches use its size, and kernels get the offsets as constants. Headers assert that the bytes of
+each region equal the size of what they store there, so that a kernel which disagrees does not
+compile.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from warploom.codegen.sizes import round_up
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 
-TILE_ALIGN = 1024  # of staged tiles, whose swizzles repeat after so many bytes
+TILE_ALIGN = 1024  # alignment of staged tiles, whose swizzles repeat after this many bytes
 _FACTS_BYTES = 112  # ItemFacts
 _ROW_BYTES = 12  # RowInfo
 _PACKED_ROW_BYTES = 32  # PackedRow, of composed plans
@@ -31,7 +32,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Overlay:
-    """Regions that take the place of others, when those have been read."""
+    """Regions `then` that reuse the memory of `first` when that has been read."""
 
     first: Sequence[Region]
     then: Sequence[Region]
@@ -41,11 +42,11 @@ Entry: TypeAlias = Region | Overlay
 
 
 class SharedMemory:
-    """A table of regions, one behind the other.
+    """A table of consecutive regions.
 
     Attributes:
-        bytes: of all.
-        places: where each region begins, by its name.
+        bytes: size of all regions together.
+        places: offset of each region, by its name.
     """
 
     def __init__(self, *entries: Entry) -> None:
@@ -54,7 +55,7 @@ class SharedMemory:
         self.bytes = self._place(entries, 0)
 
     def _place(self, entries: Sequence[Entry], begin: int) -> int:
-        """Where the last of them ends."""
+        """Place entries from offset `begin` on; returns the end of the last one."""
         for entry in entries:
             if isinstance(entry, Overlay):
                 begin = max(self._place(found, begin) for found in (entry.first, entry.then))
@@ -65,7 +66,7 @@ class SharedMemory:
         return begin
 
     def struct(self) -> str:
-        """C++ constants: of `keys`, `kKeys`, where they begin, and `kKeysBytes`."""
+        """C++ constants: for region `keys`, the offset `kKeys` and the size `kKeysBytes`."""
         lines = [
             f"    static constexpr int {name} = {self.places[region.name]}, "
             f"{name}Bytes = {region.bytes};"
@@ -77,16 +78,16 @@ class SharedMemory:
 
 
 def padded_dims(spec: AttentionSpec) -> tuple[int, int]:
-    """Lanes of staged queries and keys, and of values: whole swizzled blocks."""
+    """Lanes of staged queries and keys, and of staged values, padded to whole swizzled blocks."""
     return padded(spec.head_dim_qk, spec.head_dim_v)
 
 
 def padded(dim_qk: int, dim_v: int) -> tuple[int, int]:
-    """The same of so many lanes."""
+    """`padded_dims` for head dimensions."""
     return round_up(dim_qk, 32), round_up(dim_v, 32)
 
 
 def items_region(spec: AttentionSpec, tile: TileConfig, count: int) -> Region:
-    """Rows of a tile and the facts of its item, for so many items at a time."""
+    """The region for the rows of a tile and the facts of its item, for `count` items at a time."""
     row = _PACKED_ROW_BYTES if spec.kv_format.composed else _ROW_BYTES
     return Region("items", count * (round_up(row * tile.rows, 16) + _FACTS_BYTES))

@@ -1,4 +1,4 @@
-"""Tiles of one fused query row (single.cuh): decoding without groups, and without tensor cores."""
+"""Tiles of one fused query row (single.cuh): decoding without head groups and tensor cores."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from warploom.codegen.lowering.functors import scale_factors
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 
-_MORE_REGISTERS_SINCE = (12, 0)  # compute capability from which a thread takes more
-_FEWEST_TOKENS = 8  # of a block; pages of 1 were slower and pages of 16 faster than with 16 rows
-_WARPS = 4  # small CTAs, two to four on an SM: one ends an item, the others read
+_MORE_REGISTERS_SINCE = (12, 0)  # compute capability from which on a thread needs more registers
+_FEWEST_TOKENS = 8  # per block; pages of 1 were slower and pages of 16 faster than with 16 rows
+_WARPS = 4  # small CTAs, two to four on an SM: while one ends an item, the others read
 
 
 class SingleRow(Portable):
-    """Keys and values never lie in shared memory."""
+    """Kernels that keep keys and values in registers, never in shared memory."""
 
     overlaps = False
     remedy = "Use a tile of 16 rows."
@@ -32,7 +32,7 @@ class SingleRow(Portable):
         return super().has(tile) and tile.rows == 1
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig | None = None) -> str | None:
-        """Why there is no tile of one row, or not this one."""
+        """Why a spec has no tile of one row, or not this tile; None if it has."""
         if tile is not None and tile.keys not in (16 * tile.warps, 32 * tile.warps):
             return f"each warp has 16 or 32 keys, and {tile.warps} are to share {tile.keys}"
         hooks = spec.variant.hooks
@@ -45,11 +45,11 @@ class SingleRow(Portable):
         return None
 
     def tile(self, spec: AttentionSpec) -> TileConfig:
-        """The tile for what there is no obstacle to.
+        """The tile for a spec without an obstacle.
 
-        A warp's tile of keys is in its registers: 16 keys if more than 8 lanes share a row, else
-        32, so that each lane has eight vectors of keys and of values on their way, or sixteen of
-        wide heads.
+        A warp holds its tile of keys in registers: 16 keys if more than 8 lanes share a row, else
+        32. So each lane has eight vectors of keys and of values in flight, or sixteen for wide
+        heads.
         """
         lanes = max(spec.head_dim_qk, spec.head_dim_v) * spec.stored_dtype.bytes // 16
         return TileConfig(1, _WARPS * (16 if lanes > 8 else 32), _WARPS, 1)
@@ -59,9 +59,10 @@ class SingleRow(Portable):
             yield self.tile(spec)
 
     def passed_over(self, spec: AttentionSpec, arch: Arch, work: Work) -> str | None:
-        """On an H200 pages of 1 cost 5 to 10 % of bandwidth, and tiles of 16 rows nearly nothing.
+        """Why a batch of one row gets another tile; small blocks are one reason.
 
-        16 x 1,024 keys: 3,867 against 4,216 GB/s. Tiles of 16 rows look addresses up ahead.
+        On an H200, pages of 1 cost these tiles 5 to 10 % of bandwidth, and tiles of 16 rows, which
+        look addresses up ahead, nearly nothing (16 x 1,024 keys: 3,867 against 4,216 GB/s).
         """
         if work.rows > 1:
             return None
@@ -71,16 +72,16 @@ class SingleRow(Portable):
         return obstacle and f"not one row, since {obstacle}"
 
     def shifts_rows(self, spec: AttentionSpec) -> bool:
-        """No: each lane has one logit, to which the bias is added as it stands."""
+        """False: each lane has one logit, and the bias is added to it directly."""
         return False
 
     def registers(self, spec: AttentionSpec, capability: tuple[int, int]) -> int:
-        """For vectors on their way, and for what hooks keep.
+        """Registers for vectors in flight, and for values that hooks keep.
 
-        A sweep found spills in 128 where logits are transformed, the mask reads inputs, columns are
-        listed or blocks have few tokens, each of which has an address of its own. 8-bit vectors
-        make twice the numbers. For compute capability 12.0 the compiler needs two more with heads
-        of 64 or 96 over pages of 16, too.
+        With 128 registers a sweep found spills where logits are transformed, the mask reads inputs,
+        columns are listed, or blocks have few tokens, each of which has its own address. An 8-bit
+        vector holds twice as many numbers. For compute capability 12.0 the compiler needs two more
+        registers also with heads of 64 or 96 over pages of 16.
         """
         if max(spec.head_dim_qk, spec.head_dim_v) > 128:
             return MOST_REGISTERS
@@ -90,7 +91,7 @@ class SingleRow(Portable):
         return 168 if tight or spec.is_narrow or listed or is_late else 128
 
     def launch_bounds(self, spec: AttentionSpec, tile: TileConfig) -> str:
-        """Such tiles live in registers; one text serves all devices, so that CTAs are a term."""
+        """Threads and CTAs, a C++ term: registers limit them, and one source serves all devices."""
         threads = self.threads(tile)
         early, late = (
             self.ctas_by_registers(spec, tile, capability)
@@ -101,7 +102,7 @@ class SingleRow(Portable):
         return f"{threads}, {ctas}"
 
     def memory(self, spec: AttentionSpec, tile: TileConfig) -> SharedMemory:
-        """Two items take turns: the next is opened while the last is written."""
+        """The layout, with room for two items: the next is opened while the last is written."""
         dim_qk, dim_v = padded_dims(spec)
         return SharedMemory(
             Region("query", 2 * dim_qk),

@@ -1,4 +1,4 @@
-"""Tiles of 16 or 8 rows (stream.cuh), shared by all warps; keys stream from item to item."""
+"""Tiles of 16 or 8 rows (stream.cuh), which all warps share; keys stream from item to item."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _ON_H200 = Recorded(
 
 
 class Streamed(Staged):
-    """Decoding and appending: one warp more opens items.
+    """Kernels for decoding and appending; one additional warp opens items.
 
     Attributes:
-        sm_bandwidth: GB/s that one SM of an H200 reads beside others that compute, by the rows of
-            the tile. Those of 8 rows read 60 by tensor copies and 58 by addresses.
-        narrow_sm_bandwidth: the same of 8-bit keys and values, which take as many instructions.
+        sm_bandwidth: GB/s that one SM of an H200 reads while other SMs compute, by the rows of the
+            tile. Tiles of 8 rows read 60 by tensor copies and 58 by addresses.
+        narrow_sm_bandwidth: the same for 8-bit keys and values, which need as many instructions.
     """
 
     streams = True
@@ -61,23 +61,23 @@ class Streamed(Staged):
         return stages_obstacle(tile)
 
     def threads(self, tile: TileConfig) -> int:
-        """Those that compute, and one warp more."""
+        """Threads of a CTA: the warps that compute, and one more."""
         return super().threads(tile) + 32
 
     def registers(self, spec: AttentionSpec, capability: tuple[int, int]) -> int:
-        """Fewer for small heads; merging holds several partial results of a row."""
+        """Registers of a thread: fewer for small heads; merging holds several partial results."""
         if max(spec.head_dim_qk, spec.head_dim_v) > 128:
             return MOST_REGISTERS
         return 200 if spec.kv_format.composed else 168
 
     def launch_bounds(self, spec: AttentionSpec, tile: TileConfig) -> str:
-        """Shared memory limits the CTAs, and one alone is asked for."""
+        """Threads, and one CTA per SM: shared memory limits the CTAs, not registers."""
         return f"{self.threads(tile)}, 1"
 
     def candidates(self, spec: AttentionSpec, arch: Arch, work: Work) -> Iterator[TileConfig]:
-        """Two CTAs on an SM hide that each ends its items alone.
+        """Tiles to try: for two CTAs on an SM, so that one reads while the other ends an item.
 
-        Where no CTA has two items, one CTA leaves fewer partial results to merge.
+        If no CTA has two items, one CTA per SM leaves fewer partial results to merge.
         """
         if work.rows > STREAMED_ROWS:
             return
@@ -95,9 +95,9 @@ class Streamed(Staged):
         return f"streamed by {tile.warps}"
 
     def is_known(self, tile: TileConfig, work: Work) -> bool:
-        """Where an SM has several items, decoding was up to 5 % faster with two CTAs.
+        """False for one CTA per SM if SMs have several items: two CTAs decoded up to 5 % faster.
 
-        The model does not see that a CTA which has an SM alone leaves it idle while an item ends.
+        The cost model ignores that a CTA which has an SM alone leaves it idle while an item ends.
         """
         alone = tile.warps == 4
         return super().is_known(tile, work) and not (alone and not work.has_few_items)
@@ -111,13 +111,13 @@ class Streamed(Staged):
 
 
 class StreamedInBoxes(Streamed):
-    """Beside a Hopper tile, by maps of the boxes that it has: whole small blocks."""
+    """Tiles of decodes beside a Hopper tile: its tensor maps copy whole small blocks."""
 
     def copies_boxes(self, spec: AttentionSpec, tile: TileConfig) -> bool:
-        """Blocks of which any tile of keys has whole ones, and 16-bit keys that no hook changes.
+        """True if any tile has whole blocks, and keys and values have 16 bits and no transform.
 
-        Threads of a tile of 16 rows have no registers left to keep where boxes go: it took up to
-        1.3 times as long with them.
+        Threads of a tile of 16 rows have no registers for the destinations of boxes: with tensor
+        copies it took up to 1.3 times as long.
         """
         kv_format, hooks = spec.kv_format, spec.variant.hooks
         changes = "key_transform" in hooks or "value_transform" in hooks

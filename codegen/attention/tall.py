@@ -1,4 +1,4 @@
-"""Tiles of 64 rows and more of the portable template."""
+"""Tiles of the portable template with 64 rows or more."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ _ON_H200 = Recorded(
 
 
 class Tall(TwoRoles, Staged):
-    """64 or 128 rows: each warp has its own, and all see the same keys."""
+    """Tiles of 64 or 128 rows: each warp has its own rows, and all warps use the same keys."""
 
-    prefill_ps, narrow_ps = 3_300_000, 5_700_000  # the first by its FLOPs: never measured
+    prefill_ps, narrow_ps = 3_300_000, 5_700_000  # prefill_ps follows from FLOPs, not measured
     recorded = MappingProxyType({"sm_90a": _ON_H200})
     remedy = "Use a tile such as TileConfig(64, 64, warps=4) or TileConfig(128, 64, warps=4)."
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
         if tile.rows not in (16 * tile.warps, 32 * tile.warps):
             return f"each warp has 16 or 32 rows, and {tile.warps} are to share {tile.rows}"
-        if tile.warps & (tile.warps - 1):  # they copy keys in rounds
+        if tile.warps & (tile.warps - 1):  # warps copy keys in rounds
             return f"warps are a power of two, and it has {tile.warps}"
         if tile.keys % 16 or tile.keys > 32 * tile.warps:
             return f"keys are a multiple of 16, at most one for each of {32 * tile.warps} threads"
         return stages_obstacle(tile) or self.role_obstacle(spec, tile)
 
     def joins_keys(self, tile: TileConfig) -> bool:
-        """32 rows of a warp leave no registers for words."""
+        """False for 32 rows per warp, which leave no registers for the words of bits."""
         return tile.rows == 16 * tile.warps
 
     def cta_threads(self, spec: AttentionSpec, tile: TileConfig) -> int:
         return self.threads(tile)
 
     def launch_bounds(self, spec: AttentionSpec, tile: TileConfig) -> str:
-        """As many CTAs as leave a thread all registers.
+        """Threads, and as many CTAs as leave a thread all registers.
 
-        Not told, the compiler may save some for more CTAs, and spill.
+        Without this number the compiler may save registers for more CTAs, and spill.
         """
-        # `registers` is that many on all devices
+        # `registers` returns the same on all devices
         return f"{self.threads(tile)}, {self.ctas_by_registers(spec, tile, (0, 0))}"
 
     def candidates(self, spec: AttentionSpec, arch: Arch, work: Work) -> Iterator[TileConfig]:
-        """In the order of speed on an H200.
+        """Tiles to try, in the order of their speed on an H200.
 
-        One tile of keys is copied while another is used: two stages are the least. 32 rows per warp
-        halve the reads of keys from shared memory, but the output of wide heads would not fit the
-        registers then.
+        They have two stages, the fewest: one tile of keys is copied while another is used. 32 rows
+        per warp halve the reads of keys from shared memory, but then the output of wide heads would
+        not fit into registers.
         """
         if work.rows <= STREAMED_ROWS:
             return
@@ -80,10 +80,10 @@ class Tall(TwoRoles, Staged):
         yield from (TileConfig(64, keys, 4, 2) for keys in (32, 64))
 
     def tiles(self, spec: AttentionSpec, arch: Arch, work: Work) -> list[TileConfig]:
-        """The best first: by an SM with all its CTAs, first one number, then the warps.
+        """The best first: by the rows that all CTAs of an SM hold, then by their warps.
 
-        Many rows wait for the tensor cores and shared memory, so that rows which use the same keys
-        count.
+        Tiles of many rows wait for tensor cores and shared memory, so the number of rows that use
+        the same keys counts.
         """
 
         def merit(tile: TileConfig) -> tuple[int, int]:
@@ -108,7 +108,7 @@ def _needs_registers(spec: AttentionSpec, arch: Arch) -> bool:
     """True if hooks on logits leave the largest tiles too few registers.
 
     A sweep found spills where logits are transformed or the mask reads inputs, and on newer
-    architectures with any mask.
+    architectures (10.0 on) with any mask.
     """
     hooks = spec.variant.hooks
     if "logits_mask" not in hooks or "logits_transform" in hooks:

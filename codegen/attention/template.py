@@ -1,4 +1,4 @@
-"""What a template of the attention kernel is: source text, and all that Python must know of it."""
+"""The interface of templates of the attention kernel: their source, and what Python must know."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import AttentionSpec, TracedVariant
 from warploom.errors import UnsupportedSpec
 
-# What the recorded sweeps tell (rates.py).
-MOST_TILES = 16  # of one request: what more of them cost is unknown
-SMALL_HEADS = 64  # lanes, up to which heads have rates of their own
+# Limits of the recorded sweeps (rates.py).
+MOST_TILES = 16  # query tiles of one request; the cost of more is unknown
+SMALL_HEADS = 64  # lanes; heads up to this size have rates of their own
 
 
 @dataclass(frozen=True)
 class Work:
-    """A batch, as tiles are chosen for it.
+    """The sizes of a batch that the choice of a tile depends on.
 
     Attributes:
         rows: mean fused query rows of a request: query rows x query heads per key/value head.
-        items: pairs of a request and a key/value head for each SM.
-        keys: of a request. Too many cost less than too few: a tile whose rows are few reads them
-            again and again.
+        items: pairs of a request and a key/value head per SM.
+        keys: keys of a request. An estimate that is too high costs less than one that is too low,
+            since tiles of few rows read the keys again and again.
     """
 
     rows: float
@@ -45,7 +45,7 @@ class Work:
 
     @property
     def has_few_items(self) -> bool:
-        """Whether some SM has none, or none has two."""
+        """Whether there are no more items than SMs."""
         return self.items <= 1
 
     def __str__(self) -> str:
@@ -53,13 +53,13 @@ class Work:
 
 
 class Template(ABC):
-    """One way to write the kernel. Objects never change.
+    """One implementation of the kernel. Objects are immutable.
 
     Attributes:
-        name: of its text and its kernels, and what `TileConfig.template` calls it on a GPU.
-        language: which compiler takes it.
-        remedy: what to do where it has an obstacle.
-        takes_roles: whether one launch may hold several roles with tiles of their own.
+        name: name of its source and its kernels, and on a GPU its name in `TileConfig.template`.
+        language: language of its source, which determines the compiler.
+        remedy: advice for errors that report an obstacle.
+        takes_roles: whether one launch may have several roles with separate tiles.
     """
 
     name: ClassVar[str]
@@ -68,15 +68,15 @@ class Template(ABC):
     takes_roles: ClassVar[bool] = False
 
     def compiles_for(self, arch: Arch) -> bool:
-        """Whether the architecture has the instructions that its text asks for."""
+        """Whether the architecture has the instructions that the source uses."""
         return True
 
     def tensor_maps(self, tile: TileConfig) -> int:
-        """With how many `Params` ends, see `codegen.abi.TENSOR_MAPS`."""
+        """Number of tensor maps at the end of `Params`, see `codegen.abi.TENSOR_MAPS`."""
         return 0
 
     def obstacle(self, spec: AttentionSpec, tile: TileConfig) -> str | None:
-        """Why it cannot compute this with such a tile, or None."""
+        """Why the template cannot compute `spec` with this tile, or None."""
         return None
 
     def check(self, spec: AttentionSpec, tile: TileConfig) -> None:
@@ -92,50 +92,50 @@ class Template(ABC):
             raise UnsupportedSpec(what=self.called(tile), reason=obstacle, remedy=self.remedy)
 
     def called(self, tile: TileConfig) -> str:
-        """A tile in an error."""
+        """The name of a tile in error messages."""
         return f"the tile {tile.label}"
 
     def launch_bounds(self, spec: AttentionSpec, tile: TileConfig) -> str:
-        """Arguments of `__launch_bounds__`: threads, and the CTAs that an SM must hold."""
+        """Arguments of `__launch_bounds__`: threads, and the least CTAs per SM."""
         return ""
 
     def constants(self, spec: AttentionSpec, tile: TileConfig) -> Config:
-        """What its `Config` has besides the sizes that all have."""
+        """Members of `Config` besides the sizes that all templates have."""
         return {}
 
     def table(self, spec: AttentionSpec, tile: TileConfig) -> str:
-        """C++ text of what `Config` tells of its memory."""
+        """C++ source of the part of `Config` that describes shared memory."""
         return ""
 
     def of_role(self, tile: TileConfig) -> Template:
-        """The template of a role's tile, in a launch of several."""
+        """The template of a role's tile, in a launch with several roles."""
         return self
 
     def role_context(self, spec: AttentionSpec, tile: TileConfig) -> Config:
-        """What the text sees besides where a launch has several roles."""
+        """Additional variables of the Jinja template if a launch has several roles."""
         return {}
 
     def has_sine_recurrence(self, spec: AttentionSpec, tile: TileConfig) -> bool:
-        """Whether sines of staged rows are taken from those of others (decision 0019)."""
+        """Whether sines of staged rows are computed from those of other rows (decision 0019)."""
         return False
 
     def keeps_bytes(self, spec: AttentionSpec) -> bool:
-        """Whether truths of columns are staged as bytes."""
+        """Whether booleans of columns are staged as bytes."""
         return False
 
     def shifts_rows(self, spec: AttentionSpec) -> bool:
-        """Whether the softmax can add a bias that grows evenly from key to key (decision 0026)."""
+        """Whether the softmax can add a bias that is linear in the key (decision 0026)."""
         return False
 
     def joins_keys(self, tile: TileConfig) -> bool:
-        """Whether masks of bounds are worked out for many keys at once (decision 0060).
+        """Whether masks made of bounds are computed for many keys at once (decision 0060).
 
-        CPUs test vectors of keys.
+        CPU kernels test vectors of keys instead.
         """
         return False
 
     def launch(self, spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShape:
-        """What a launch needs on a GPU.
+        """The launch shape on a GPU.
 
         Raises:
             UnsupportedSpec: there is an obstacle.
@@ -143,7 +143,7 @@ class Template(ABC):
         raise NotImplementedError(f"no GPU runs the template {self.name}")
 
     def box(self, kv_format: KVFormat, tile: TileConfig, dims: tuple[int, int]) -> Box | None:
-        """What a tensor copy brings of keys and values with so many lanes; None without any."""
+        """The box of a tensor copy of keys or values with these lanes; None without such copies."""
         return None
 
     def render(self, spec: AttentionSpec, tile: TileConfig, plan_structs: str) -> KernelSource:
@@ -152,11 +152,11 @@ class Template(ABC):
         Args:
             spec: what to compute.
             tile: sizes to compile for.
-            plan_structs: C text of the plan records (`scheduler.model.layout.c_structs()`).
+            plan_structs: C source of the plan records (`scheduler.model.layout.c_structs()`).
 
         Raises:
             UnsupportedSpec: there is an obstacle, or for the CPU, the variant calls a custom
-                function without C++ text.
+                function without C++ source.
         """
         return self.kernel(spec, tile).render(self.language, plan_structs)
 
@@ -170,10 +170,10 @@ class CudaTemplate(Template):
     """A template for GPUs, which has tiles to choose from.
 
     Attributes:
-        overlaps: whether its kernels may begin while the one before them ends (decision 0022).
-        streams: whether items follow each other without a pause, so that what an item costs beside
-            its keys shows once.
-        recorded: what sweeps tell of its tiles, by the architecture's name.
+        overlaps: whether its kernels may begin while the previous kernel ends (decision 0022).
+        streams: whether items follow each other without a pause, so that the cost of an item beside
+            its keys shows only once.
+        recorded: rates of its tiles from sweeps, by the architecture's name.
     """
 
     language = "cuda"
@@ -182,20 +182,20 @@ class CudaTemplate(Template):
     recorded: ClassVar[Mapping[str, Recorded]] = MappingProxyType({})
 
     def has(self, tile: TileConfig) -> bool:
-        """Whether a tile is one of this template."""
+        """Whether a tile belongs to this template."""
         return tile.template == self.name
 
     def joins_keys(self, tile: TileConfig) -> bool:
         return True
 
     def shifts_rows(self, spec: AttentionSpec) -> bool:
-        """Columns of a tile must have consecutive positions, and rows the facts of one request."""
+        """True with a softmax if columns have consecutive positions, and rows share one request."""
         listed = spec.kv_format.composed or spec.kv_format.column_positions
         return spec.variant.softmax and not listed
 
     @abstractmethod
     def memory(self, spec: AttentionSpec, tile: TileConfig) -> SharedMemory:
-        """What lies where in the shared memory of a CTA."""
+        """The layout of a CTA's shared memory."""
 
     def table(self, spec: AttentionSpec, tile: TileConfig) -> str:
         return self.memory(spec, tile).struct()
@@ -205,13 +205,13 @@ class CudaTemplate(Template):
         """Tiles to try for a batch, the best first; none if its rows do not suit them."""
 
     def tiles(self, spec: AttentionSpec, arch: Arch, work: Work) -> list[TileConfig]:
-        """Those of the candidates that fit the architecture, the best first."""
+        """The candidates that fit the architecture, the best first."""
         return self.fitting(spec, arch, self.candidates(spec, arch, work))
 
     def fitting(
         self, spec: AttentionSpec, arch: Arch, tiles: Iterable[TileConfig]
     ) -> list[TileConfig]:
-        """Those that the shared memory of the architecture holds."""
+        """The tiles that fit the shared memory of the architecture."""
         if not self.compiles_for(arch):
             return []
         most = arch.shared_per_cta
@@ -222,33 +222,33 @@ class CudaTemplate(Template):
         return None
 
     def weighed(self, spec: AttentionSpec, arch: Arch) -> list[TileConfig]:
-        """Tiles whose cost a recorded sweep tells, the lowest first."""
+        """Tiles that have recorded rates, for the cost model, the fewest rows first."""
         return []
 
     def kind(self, tile: TileConfig) -> str:
-        """Under which name the rates of a tile that is weighed are recorded."""
+        """The name under which a weighed tile's rates are recorded."""
         return self.name
 
     def rates(self, spec: AttentionSpec, tile: TileConfig, arch: Arch) -> Rates:
-        """Of a tile that is weighed."""
+        """Rates of a weighed tile."""
         found, widest = self.recorded[arch.name], max(spec.head_dim_qk, spec.head_dim_v)
         return (found.small_heads if widest <= SMALL_HEADS else found.wide_heads)[self.kind(tile)]
 
     def composed_rates(self, tile: TileConfig, arch: Arch) -> ComposedRates | None:
-        """Of a tile in composed plans; None if no sweep had it."""
+        """Rates of a tile in composed plans; None if no sweep measured it."""
         found = self.recorded.get(arch.name, Recorded())
         return found.composed.get(TileSizes(tile.rows, tile.keys, tile.warps))
 
     def is_known(self, tile: TileConfig, work: Work) -> bool:
-        """Whether the model of costs holds for a tile and a batch."""
+        """Whether the cost model is valid for a tile and a batch."""
         return work.rows <= MOST_TILES * tile.rows
 
     @abstractmethod
     def reason(self, spec: AttentionSpec, tile: TileConfig, arch: Arch, work: Work) -> str:
-        """What speaks for a tile, in words."""
+        """The reason for choosing a tile, in words."""
 
     def rule(self, work: Work) -> str:
-        """What else decides between tiles where no model does, in words to add."""
+        """Words to add to a reason: what else chose the tile if no cost model did."""
         return ""
 
 
@@ -262,7 +262,7 @@ class AttentionKernel(KernelSpec):
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        """That of its template."""
+        """The name of its template."""
         return self.of.name
 
     @property
@@ -311,7 +311,7 @@ class AttentionKernel(KernelSpec):
         config = _sizes(spec, tile) | dict(of.constants(spec, tile))
         return {
             "config_struct": _config_text(of, spec, tile),
-            "config": config,  # as values, where a template must choose text
+            "config": config,  # as values, for conditions in a template
             "roles": [_config_name(role) for role in tile.of_roles],
             **of.role_context(spec, tile),
             "launch_bounds": of.launch_bounds(spec, tile),
@@ -329,7 +329,7 @@ class AttentionKernel(KernelSpec):
         )
 
     def launch(self, arch: Arch) -> LaunchShape:
-        """What a launch needs; raises UnsupportedSpec if the architecture cannot have the tile."""
+        """The launch shape; raises UnsupportedSpec if the architecture cannot have the tile."""
         if not self.of.compiles_for(arch):
             raise UnsupportedSpec(
                 what=f"the tile {self.tile.label} on {arch.name}",
@@ -354,7 +354,7 @@ class AttentionKernel(KernelSpec):
 
 
 def _config_text(of: Template, spec: AttentionSpec, tile: TileConfig) -> str:
-    """`struct Config`, or one for each role; a slot has room for the rows of the largest."""
+    """`struct Config`, or one struct per role; a slot has room for the rows of the largest tile."""
 
     def text(own: TileConfig, struct: str = "Config", **more: int) -> str:
         template = of.of_role(own)

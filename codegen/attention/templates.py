@@ -1,4 +1,4 @@
-"""All templates of the attention kernel, and which of them a tile is of."""
+"""All templates of the attention kernel, and the choice of a tile's template."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from warploom.errors import ArgumentError
 
 CPU, SINGLE_ROW, STREAMED, HOPPER, TALL = Cpu(), SingleRow(), Streamed(), Hopper(), Tall()
 
-# In the order in which a batch is offered their tiles.
+# In the order in which their tiles are tried for a batch.
 CUDA: tuple[CudaTemplate, ...] = (SINGLE_ROW, STREAMED, HOPPER, TALL)
 
 
 def template_of(tile: TileConfig) -> CudaTemplate:
-    """The template that a tile of a CUDA kernel is of.
+    """The template of a CUDA kernel's tile.
 
     Raises:
-        ArgumentError: the tile names none.
+        ArgumentError: the tile names no template.
     """
     for template in CUDA:
         if template.has(tile):
@@ -48,6 +48,6 @@ def cuda_launch(spec: AttentionSpec, tile: TileConfig, arch: Arch) -> LaunchShap
     """Launch shape of the CUDA kernel that a tile names.
 
     Raises:
-        UnsupportedSpec: its template cannot compute this with such a tile.
+        UnsupportedSpec: the tile's template cannot compute `spec` with this tile.
     """
     return template_of(tile).launch(spec, tile, arch)

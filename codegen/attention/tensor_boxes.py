@@ -1,7 +1,7 @@
-"""Boxes: what one tensor copy of Hopper brings of keys or values.
+"""Boxes: the part of keys or values that one tensor copy (TMA) of Hopper brings.
 
-A kernel's text and the maps that its launches make (`runtime.launching.tensor_map`) both take it
-from here: a box of other bytes than the kernel waits for would let it wait for ever.
+A kernel's source and the tensor maps of its launches (`runtime.launching.tensor_map`) both take the
+box from here: if a box had other bytes than the kernel waits for, the kernel would wait for ever.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _FEWEST_TOKENS = 8  # the rows after which swizzling repeats
 
 @dataclass(frozen=True)
 class Box:
-    """The lanes that one swizzled row holds, of a few tokens of one head.
+    """The lanes of one swizzled row, for several tokens of one head.
 
     Attributes:
-        tokens: one behind the other in memory.
-        row_bytes: of each.
+        tokens: number of tokens, whose rows are consecutive in memory.
+        row_bytes: bytes of each row.
     """
 
     tokens: int
@@ -32,8 +32,8 @@ def box_of(kv_format: KVFormat, tile: TileConfig, dims: tuple[int, int]) -> Box 
 
     Args:
         kv_format: how keys and values are stored.
-        tile: of the prefills, or of all rows.
-        dims: lanes of staged keys, and of values, padded.
+        tile: the tile of prefills, or of all rows.
+        dims: padded lanes of staged keys, and of staged values.
     """
     block = kv_format.block_kv
     if block and (holds_small_blocks(block) or not suits_blocks(tile.keys, block)):
@@ -42,15 +42,15 @@ def box_of(kv_format: KVFormat, tile: TileConfig, dims: tuple[int, int]) -> Box 
 
 
 def swizzled_lanes(dims: tuple[int, int]) -> int:
-    """16-bit numbers of a swizzled row, for padded lanes of keys and of values."""
+    """16-bit numbers per swizzled row, for the padded lanes of keys and of values."""
     return 64 if all(dim % 64 == 0 for dim in dims) else 32
 
 
 def holds_small_blocks(block: int) -> bool:
-    """Whether no box fits blocks of so many tokens, which are gathered token by token."""
+    """Whether blocks of `block` tokens fit no box, so that they are gathered token by token."""
     return block % _FEWEST_TOKENS != 0
 
 
 def suits_blocks(keys: int, block: int) -> bool:
-    """Whether a tile of so many keys has whole blocks or lies in one, if these come in boxes."""
+    """Whether a tile of `keys` keys has whole blocks or lies in one block, if boxes copy them."""
     return block == 0 or holds_small_blocks(block) or keys % block == 0 or block % keys == 0

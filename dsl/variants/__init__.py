@@ -1,1 +1,1 @@
-"""What users write: variants with their fields, plain callables, and how both are traced."""
+"""The users' side of the DSL: variants with fields, plain callables, and the tracing of both."""

@@ -1,8 +1,7 @@
-"""The lists of a torch `BlockMask`: which blocks of queries and keys it leaves out, and which it
-shows whole.
+"""The lists of a torch `BlockMask`: which blocks of queries and keys are hidden or fully visible.
 
-In torch the lists and `mask_mod` together say what is visible: a block that no list has is hidden,
-in one of `kv_indices` the mask_mod decides, and in one of `full_kv_indices` all is visible.
+In torch the lists and `mask_mod` together define visibility: a block in no list is hidden, in a
+block of `kv_indices` the mask_mod decides, and a block of `full_kv_indices` is fully visible.
 """
 
 from __future__ import annotations
@@ -21,31 +20,31 @@ from warploom.dsl.values.stand_ins import has_memory
 from warploom.dsl.values.symbols import Value
 from warploom.errors import ArgumentError
 
-ABSENT, PARTIAL, WHOLE = 0, 1, 2  # states of blocks
-_MOST_BLOCKS = 2**24  # that are compared with the mask; 1024 x 1024 of 16 heads
-_NO_BLOCKS = 2**30  # queries and keys of a block in torch's mask for no mask
+ABSENT, PARTIAL, WHOLE = 0, 1, 2  # states of blocks: in no list, in kv_indices, in full_kv_indices
+_MOST_BLOCKS = 2**24  # blocks that are compared with the mask; 1024 x 1024 of 16 heads
+_NO_BLOCKS = 2**30  # queries and keys of a block in torch's BlockMask that stands for no mask
 _ALONE = "or give its mask_mod alone (mask_mod=block_mask.mask_mod), which holds at any length"
 
 
 class _States(np.ndarray[Any, Any]):
-    """The table; captured, it becomes a field of these axes."""
+    """The table of states; when captured, it becomes a field with these axes."""
 
     field_axes: tuple[str | None, ...]
 
 
 class BlockLists:
-    """Lists as one table, which is read when the object is made.
+    """The lists as one table, which the constructor reads.
 
     Attributes:
-        states: [batch or 1, q_heads or 1, query blocks, key blocks] uint8, a state for each block.
+        states: [batch or 1, q_heads or 1, query blocks, key blocks] uint8, the state of each block.
         sizes: queries and keys of a block.
-        lengths: queries and keys that the lists are for.
+        lengths: queries and keys that the lists cover.
 
     Args:
         block_mask: a torch `BlockMask`.
 
     Raises:
-        ArgumentError: lists that name a block that is not there, or more than they have.
+        ArgumentError: a list names a block that does not exist, or its count exceeds its length.
     """
 
     def __init__(self, block_mask: Any) -> None:
@@ -61,11 +60,11 @@ class BlockLists:
             self.states = self.states.astype(np.uint8)
 
     def narrow(self, mask_mod: Callable[..., Value]) -> Callable[..., Value]:
-        """`mask_mod` as the lists have it: a function of the same arguments that captures them."""
+        """`mask_mod` combined with the lists, as a function with the same arguments."""
         has_absent = bool((self.states == ABSENT).any())
         has_whole = bool((self.states == WHOLE).any())
         many_batches, many_heads = (size > 1 for size in self.states.shape[:2])
-        block_mask = self.states.view(_States)  # errors call it as the closure below does
+        block_mask = self.states.view(_States)  # errors use the closure variable's name
         block_mask.field_axes = (
             *("batch" if many_batches else None, "q_head" if many_heads else None),
             *(None, None),
@@ -84,10 +83,10 @@ class BlockLists:
         return listed if has_absent or has_whole else mask_mod
 
     def add_nothing(self, traced: TracedVariant) -> bool:
-        """Whether the mask of a variant is provably what its lists make of it.
+        """Whether the lists provably do not change the mask of a variant.
 
-        True lets the variant do without them, at any lengths. What tile analysis cannot decide, and
-        a mask of captured tensors, whose contents may change, give False.
+        If True, the variant does not need the lists, at any lengths. False if tile analysis cannot
+        decide, or if the mask captures tensors, whose contents may change.
 
         Args:
             traced: a variant whose `logits_mask` is the mask_mod.
@@ -119,16 +118,16 @@ class BlockLists:
         return bool(agree.all())
 
     def check_lengths(self, q_lens: Any, kv_lens: Any) -> None:
-        """Refuse a batch of other lengths than those of the mask, as flex_attention does.
+        """Refuse a batch whose lengths are not those of the mask, as flex_attention does.
 
-        It pads requests to the longest, so the longest counts. Masks of blocks so large that they
-        stand for no mask fit every length, there and here.
+        flex_attention pads requests to the longest, so the longest request counts. A BlockMask that
+        stands for no mask, by its huge blocks, fits all lengths, in torch and here.
 
         Args:
             q_lens, kv_lens: int [requests].
 
         Raises:
-            ArgumentError: another number of requests, or of rows or keys of the longest.
+            ArgumentError: the number of requests, or the most rows or keys of a request, differ.
         """
         self._check_requests(len(q_lens))
         got = _longest(q_lens), _longest(kv_lens)
@@ -143,10 +142,10 @@ class BlockLists:
         raise ArgumentError(name="block_mask", reason=reason)
 
     def check_positions(self, kv_lens: Any) -> None:
-        """Refuse a batch whose rows are read by position, where the lists do not reach.
+        """Refuse a batch with positions beyond the lists, for lists that are indexed by position.
 
         Raises:
-            ArgumentError: another number of requests, or more keys than the lists have.
+            ArgumentError: the number of requests differs, or there are more keys than in the lists.
         """
         self._check_requests(len(kv_lens))
         longest = _longest(kv_lens)

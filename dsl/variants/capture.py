@@ -1,8 +1,7 @@
-"""Tensors that a plain function captures, found and replaced by proxies that load from a field.
+"""Finds tensors that a plain function captures, and replaces them by proxies that load from fields.
 
-A function is rebuilt with proxies in its closure, globals and defaults. Tensors it reaches in
-another way (as an attribute of a module, say) are caught when torch asks a symbol how to index
-them.
+A function is rebuilt with proxies in its closure, globals and defaults. Tensors that it reaches in
+another way (such as an attribute of a module) are found when a symbol indexes them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from warploom.errors import ArgumentError, GlobalMutated
 _ONLY_INDEXED = "Index it with one int per dimension; do other arithmetic on it before, outside."
 
 Replace = Callable[[str, Any], Any]
-COPIES = "_copies"  # attribute of `Captures` that says nothing of what is traced
+COPIES = "_copies"  # attribute of `Captures` that does not influence a trace
 
 
 class Captures:
@@ -46,26 +45,26 @@ class Captures:
         self.owner = owner
         self.fields: dict[str, Field] = {}
         self._names: dict[object, str] = {}
-        self._tensors: dict[str, Any] = {}  # they also keep alive the addresses in `_names`
-        self.alike: dict[str, Any] = {}  # of these, what kernels read in its own type
-        self._copies: dict[str, Any] = {}  # conversions, whose addresses graphs may read
+        self._tensors: dict[str, Any] = {}  # keeps the addresses in `_names` valid, too
+        self.alike: dict[str, Any] = {}  # tensors that kernels read without conversion
+        self._copies: dict[str, Any] = {}  # converted tensors, whose addresses graphs may read
 
     @property
     def tensors(self) -> list[Any]:
-        """Those that were captured, whose values no graph has."""
+        """The captured tensors, whose values are not part of a graph."""
         return list(self._tensors.values())
 
     def values(self) -> dict[str, Any]:
-        """What the tensors hold now, in the types of their fields."""
+        """Current values of the tensors, in the types of their fields."""
         return {
             name: field.accept(self._value(name, field.dtype))
             for name, field in self.fields.items()
         }
 
     def _value(self, name: str, stored: DType) -> Any:
-        """The tensor in the type of its field; one conversion is kept, and renewed in place.
+        """The tensor in the type of its field; a converted copy is kept, and updated in place.
 
-        At each call: torch does not count what is written through `.data` and `.numpy()`.
+        Each call updates it, since torch does not count writes through `.data` and `.numpy()`.
         """
         tensor = self._tensors[name]
         if is_followed(tensor) or getattr(tensor, "requires_grad", False):
@@ -81,7 +80,7 @@ class Captures:
             return found
 
     def name_of(self, tensor: Any, wish: str) -> str:
-        """The field of a tensor; a new one is declared for a tensor not seen before."""
+        """The name of a tensor's field; a tensor that is new gets a new field."""
         key = _identity(tensor)
         if key not in self._names:
             _refuse_odd(tensor, wish)
@@ -98,20 +97,20 @@ class Captures:
         return self._names[key]
 
     def doubles(self) -> set[str]:
-        """Names of tensors whose values are rounded."""
+        """Names of float64 tensors, whose values are rounded."""
         return {name for name, x in self._tensors.items() if str(x.dtype).endswith("float64")}
 
     def shares(self, name: str, other: Captures) -> bool:
-        """True if a field of this name stands for the same tensor here and there.
+        """True if the field of this name is the same tensor here and in `other`.
 
-        Equal values are not enough: what tensors hold is read anew later, and may differ by then.
+        Equal values are not enough: tensors are read again later, and may then differ.
         """
         if name not in self._tensors or name not in other._tensors:
             return False
         return _identity(self._tensors[name]) == _identity(other._tensors[name])
 
     def read(self, tensor: Any, wish: str, reading: Reading) -> Value:
-        """What stands for a captured tensor under a reading."""
+        """The proxy of a captured tensor under a reading."""
         field = self.fields[self.name_of(tensor, wish)]
         if isinstance(field, Scalar):
             return field.read(reading)
@@ -141,12 +140,12 @@ class CapturedNumber(Scalar):
 
 
 class CapturedTensor(RowLike):
-    """A captured tensor inside its function; it is indexed, all at once or step by step.
+    """The proxy of a captured tensor inside its function; it is indexed at once or step by step.
 
     Views of it, such as `table.T` and `table[1:]`, are captured tensors, too.
     """
 
-    reread: Callable[[Any], Any] | None = None  # what stands for a view of it
+    reread: Callable[[Any], Any] | None = None  # makes the proxy of a view
 
     def __init__(self, name: str, tensor: Any, load: Any, given: tuple[Value, ...] = ()) -> None:
         self._name = name
@@ -228,17 +227,17 @@ class CapturedTensor(RowLike):
 
 
 def is_tensor(value: object) -> bool:
-    """True for torch tensors and NumPy arrays, also of no dimensions."""
+    """True for torch tensors and NumPy arrays, including those without dimensions."""
     if isinstance(value, (type, Symbol, np.generic, CapturedTensor)):
         return False
-    if getattr(value, "is_nested", False) is True:  # some have no shape
+    if getattr(value, "is_nested", False) is True:  # some nested tensors have no shape
         return True
     return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__getitem__")
 
 
 @contextmanager
 def indexing(captures: Captures, reading: Reading) -> Iterator[None]:
-    """Let torch tensors that are indexed by a symbol become captures."""
+    """Within the context, capture torch tensors that are indexed by a symbol."""
     token = symbols.FOUND_TENSOR.set(lambda found: captures.read(found, "captured", reading))
     try:
         yield
@@ -247,10 +246,10 @@ def indexing(captures: Captures, reading: Reading) -> Iterator[None]:
 
 
 def rebuild(function: Callable[..., Any], replace: Replace) -> Callable[..., Any]:
-    """A copy of `function` whose captured values went through `replace(name, value)`.
+    """A copy of `function` in which `replace(name, value)` has replaced captured tensors.
 
-    Helpers that it calls, functions in captured tuples and lists, methods' objects and partials are
-    followed. A function with nothing to replace is returned as it is.
+    Helpers that it calls, functions in captured tuples and lists, methods and partials are
+    followed. A function without anything to replace is returned as it is.
     """
     rebuilt: Callable[..., Any] = _Rebuilder(replace).value("", function)
     return rebuilt
@@ -280,7 +279,7 @@ class _Rebuilder:
         if function in self._done:
             return self._done[function]
         code = function.__code__
-        self._done[function] = function  # while its own name is looked up in its globals
+        self._done[function] = function  # ends the recursion at its own name in its globals
         found = {
             name: function.__globals__[name] for name in names(code) if _global(function, name)
         }
@@ -297,7 +296,7 @@ class _Rebuilder:
         )
         if not changed:
             return function
-        _refuse_stores(function)  # they would go to the copy, unseen
+        _refuse_stores(function)  # they would change the copy only, unnoticed
         made = FunctionType(
             code, {**function.__globals__, **globals_}, function.__name__, defaults, cells
         )
@@ -339,7 +338,7 @@ def _global(function: FunctionType, name: str) -> bool:
 
 
 def _identity(tensor: Any) -> object:
-    """Equal for two views of the same memory, which torch makes anew at each indexing."""
+    """A key that is equal for two views of the same memory; each indexing in torch makes a view."""
     if type(tensor) is np.ndarray:
         return tensor.ctypes.data, tensor.shape, tensor.strides, tensor.dtype
     if not hasattr(tensor, "data_ptr") or not has_memory(tensor):
@@ -348,7 +347,7 @@ def _identity(tensor: Any) -> object:
 
 
 def _refuse_odd(tensor: Any, name: str) -> None:
-    """Raise ArgumentError for what is no table of numbers."""
+    """Raise ArgumentError for a tensor that is no plain table of numbers."""
     if isinstance(tensor, np.ma.MaskedArray):
         reason = "is a masked array; fill it, with .filled(value)"
     elif getattr(tensor, "is_nested", False):
@@ -363,7 +362,7 @@ def _refuse_odd(tensor: Any, name: str) -> None:
 def _stored_type(tensor: Any) -> DType:
     try:
         return dtype(tensor.dtype)
-    except KeyError:  # their values are converted
+    except KeyError:  # the values are converted
         name = str(tensor.dtype).rpartition(".")[2]
         if not name.startswith(("float", "uint16", "uint32")):
             remedy = "Capture bools, ints, or float32 numbers made of it."
@@ -372,10 +371,10 @@ def _stored_type(tensor: Any) -> DType:
 
 
 def writes(value: Any) -> int | None:
-    """How often torch has written to a tensor; None for other objects."""
+    """Number of writes to a tensor that torch has counted; None for other objects."""
     try:
         count = value._version
-    except (AttributeError, RuntimeError):  # tensors of inference mode do not count
+    except (AttributeError, RuntimeError):  # tensors of inference mode have no count
         return None
     return count if isinstance(count, int) else None
 

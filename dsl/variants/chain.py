@@ -15,7 +15,7 @@ from warploom.errors import ArgumentError, ChainClash
 
 
 class ChainedVariant(Variant):
-    """Several variants as one; make it with `&`."""
+    """Several variants combined into one by `&`."""
 
     def __init__(self, links: tuple[Variant, ...], softmax: bool | None) -> None:
         self.links = links
@@ -28,7 +28,7 @@ class ChainedVariant(Variant):
             reason = f"is no value of the chain, which has none; set it on the {owner} before"
             raise ArgumentError(name=name, reason=f"{reason}, or give {name}=... to plan or run")
         for link in self.__dict__.get("links", ()):
-            if name in link.left_out:  # which says so itself
+            if name in link.left_out:  # raises the link's own error
                 setattr(link, name, value)
         super().__setattr__(name, value)
 
@@ -63,7 +63,7 @@ class ChainedVariant(Variant):
         return "_".join(link.name for link in self.links)
 
     def fields(self) -> dict[str, Field]:
-        # __setattr__ asks before `links` is there
+        # __setattr__ calls this before `links` is set
         links = self.__dict__.get("links", ())
         return {name: field for link in links for name, field in link.fields().items()}
 
@@ -100,15 +100,14 @@ class ChainedVariant(Variant):
 
 
 def chain(*variants: Any) -> ChainedVariant:
-    """Chain variants; what `&` calls.
+    """Chain variants; `&` calls this.
 
     Args:
         *variants: instances, or classes whose constructor needs no arguments.
 
     Raises:
-        ChainClash: two variants with different fields of the same name, or with different
-            `softmax`.
-        ArgumentError: something that is no variant, or a class that wants arguments.
+        ChainClash: two variants have different fields of the same name, or different `softmax`.
+        ArgumentError: an argument is no variant, or a class whose constructor needs arguments.
     """
     links = tuple(link for variant in variants for link in _links(variant))
     decider: Variant | None = None

@@ -1,4 +1,4 @@
-"""Rules that a variant must obey: its hooks' names, signatures and results."""
+"""Checks of a variant: its hooks' names, signatures and results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from warploom.dsl.variants import fields
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import UnknownHook, WrongResult, WrongSignature
 
-_CLOSE = 0.8  # similarity above which a method's name is a misspelt hook, and not a helper
+_CLOSE = 0.8  # similarity from which on a method's name counts as a misspelt hook, not a helper
 _OTHER_NAMES = {"score_mod": "logits_transform", "mask_mod": "logits_mask", "mask": "logits_mask"}
 
 
@@ -28,10 +28,10 @@ def declaration(variant: Variant) -> None:
     """Check names and signatures of a variant's hooks.
 
     Raises:
-        UnknownHook: a method or flag whose name is nearly a hook's.
-        WrongSignature: a hook that cannot be called with its value and `at`, in this order.
-        NoFunctor: a hook that is no method, or a `softmax` that is no bool.
-        FieldMisuse: two fields whose names clash in the kernel.
+        UnknownHook: the name of a method or flag is similar to a hook's.
+        WrongSignature: a hook cannot be called with its value and `at`, in this order.
+        NoFunctor: a hook is no method, or `softmax` is no bool.
+        FieldMisuse: the names of two fields clash in the kernel.
     """
     for cls in type(variant).__mro__:
         _names(variant.name, cls)
@@ -79,7 +79,7 @@ def signature_problem(function: Any, count: int, before: tuple[str, ...] = ()) -
     """The parameters of a function that cannot take `count` values, or None if it can."""
     try:
         signature = inspect.signature(function)
-    except ValueError:  # some built-ins do not tell
+    except ValueError:  # some built-ins have no signature
         return "unknown parameters"
     try:
         signature.bind(*[None] * count)
@@ -89,7 +89,7 @@ def signature_problem(function: Any, count: int, before: tuple[str, ...] = ()) -
 
 
 def _at_elsewhere(functor: Any, count: int) -> str | None:
-    """The parameters of a hook that calls something else `at` than the position, its last one."""
+    """The parameters of a hook in which `at` is not the last one, the position; else None."""
     names = list(inspect.signature(functor).parameters)
     return _shown(("self", *names)) if "at" in names and names.index("at") != count - 1 else None
 
@@ -105,17 +105,17 @@ def _argument(hook: str) -> str:
 def _field_names(variant: Variant) -> None:
     names = variant.fields()
     for name in names:
-        # parameters hold sizes and strides of tensor t as t_n0, t_s0
+        # kernel parameters hold sizes and strides of tensor t as t_n0, t_s0
         match = re.fullmatch(r"(.+)_[ns]\d+", name)
         if match and isinstance(names.get(match[1]), fields.Tensor):
             raise fields.misuse(variant.name, name, f"the name is taken by tensor {match[1]!r}")
 
 
 def result(variant: Variant, hook: str, value: Value) -> Node:
-    """The node a hook returned.
+    """The node that a hook returned.
 
     Raises:
-        WrongResult: a mask that is no bool, or a transform that is no number.
+        WrongResult: a mask is no bool, or a transform no number.
     """
     expected = "a bool" if hook == "logits_mask" else "a number"
     shown = _describe(value)
@@ -138,7 +138,7 @@ def result(variant: Variant, hook: str, value: Value) -> Node:
 
 
 def checked(variant: Variant, hook: str, value: Value) -> Value:
-    """A part's result, refused where it was made and not where it is combined."""
+    """A link's result; a wrong one is refused here, not where a chain combines it."""
     if not isinstance(value, Symbol) and hasattr(value, "dtype"):
         return array_result(variant, hook, value)
     result(variant, hook, value)
@@ -161,7 +161,7 @@ def array_result(variant: Variant, hook: str, value: Value) -> Value:
 
 
 def _describe(value: Value) -> str | None:
-    """What a result that cannot be a node is, or None if it can."""
+    """A description of a result that cannot become a node; None if it can."""
     if isinstance(value, (Symbol, bool, int, float)):
         return None
     if isinstance(value, ReadInParts):

@@ -1,4 +1,4 @@
-"""What the code of a function names, without running it."""
+"""Names that the code of a function contains, without running it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def names(code: CodeType) -> Iterator[str]:
 def imports(code: CodeType) -> tuple[str, ...]:
     """Modules that a function's code, and functions inside it, import when they run.
 
-    A relative name is "." here, which no module has.
+    A relative import is returned as ".", which is no module's name.
     """
     found: dict[str, None] = {}
     steps = list(dis.get_instructions(code))
     for at, step in enumerate(steps):
-        if step.opname == "IMPORT_NAME":  # behind the level of a relative name and what is taken
+        if step.opname == "IMPORT_NAME":  # pushed before it: the level, and the names imported
             found[step.argval if steps[at - 2].argval == 0 else "."] = None
     for inner in code.co_consts:
         if isinstance(inner, CodeType):

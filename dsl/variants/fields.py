@@ -2,8 +2,8 @@
 
 `dsl/variants/outputs.py` has `Output`, a tensor that is written.
 
-What reading a field gives is decided by the reading that the variant is under: symbols while it is
-traced, NumPy values for the oracle, and the bound value otherwise.
+The value of a field depends on the variant's current reading: a symbol while it is traced, NumPy
+values for the oracle, and the bound value without a reading.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from warploom.errors import FieldMisuse, GlobalMutated, NoFunctor, WrongCall, Wr
 from warploom.hints import for_several
 
 AXES = ("batch", "q_head", "kv_head", "q_pos", "kv_pos", "q_row", "q_idx", "lane")
-# Dimensions that exactly cover one position. Only that position may index them, so that loads need
-# no clamp.
+# Axes whose dimension is exactly as long as a position's range. Only that position may index them,
+# so that loads need no clamp.
 EXACT_AXES = ("batch", "q_head", "kv_head", "lane")
-# Where an instance keeps the values bound to its fields, and the reading it is under.
+# Attributes of an instance: the values bound to its fields, and its current reading.
 VALUES = "_field_values"
 READING = "_field_reading"
-# Keywords of attention(), append(), plan() and run(), by which fields are given, too.
+# Keywords of attention(), append(), plan() and run(), which also take fields as keywords.
 _KEYWORDS = ("q", "k", "v", "kv", "variant", "sm_scale", "return_lse", "layout", "kv_lens",
              "lse_base", "backend", "out", "lse", "qo_indptr", "kv_indptr", "kv_indices",
              "last_page_len", "q_rows", "indptr", "workspace")  # fmt: skip
@@ -36,7 +36,7 @@ RESERVED = (*HOOKS, "softmax", "name", "fields", "inputs", "left_out", *_KEYWORD
 
 
 class Reading(Protocol):
-    """What fields mean at the moment."""
+    """Determines the values that fields have while functors run."""
 
     hook: str
 
@@ -51,7 +51,7 @@ _P = ParamSpec("_P")
 
 
 def explained(example: str) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
-    """A constructor that answers calls that do not fit with how it is called."""
+    """A decorator of constructors: a call with wrong arguments raises WrongCall with `example`."""
 
     def answer(error: TypeError, *call: object) -> WrongCall:
         name, place = f"wl.{example.partition('(')[0]}", location.source(location.caller())
@@ -65,16 +65,16 @@ class Scalar:
     """A number given at run time; a new value never recompiles.
 
     Args:
-        dtype: "float32", "int32", ... or a torch or NumPy dtype. Kernels compute with integers of
-            32 bits, whatever is declared.
-        default: value if none is given; without one, `run` asks for it.
-        check: called with each number that is given, wherever that is: set on the variant, or given
-            to `plan`, `run` or `attention`. Returns None, or why the number is refused, as a text,
-            which becomes an ArgumentError. A function of the number alone.
+        dtype: "float32", "int32", ... or a torch or NumPy dtype. Kernels compute with 32-bit
+            integers, whatever integer type is declared.
+        default: value if none is given; without a default, `run` requires a value.
+        check: called with each number that is set on the variant or given to `plan`, `run` or
+            `attention`. It returns None, or a string with the reason to refuse the number, which
+            becomes an ArgumentError. It may depend on the number only.
 
     Raises:
         FieldMisuse: unknown dtype, or a default of another kind.
-        ArgumentError: a default that the check refuses.
+        ArgumentError: the check refuses the default.
         WrongCall: missing or unknown arguments.
     """
 
@@ -91,7 +91,7 @@ class Scalar:
             reason = f"{check!r} is no function; give one that takes a number"
             raise wrong_declaration("Scalar", "check", reason)
         self.check = check
-        self.name = "default"  # until a class has it
+        self.name = "default"  # for messages, until __set_name__ is called
         self.default = None if default is None else self._accept(default, "Scalar")
         self.name = ""
         self.owner = ""
@@ -103,10 +103,10 @@ class Scalar:
         return ScalarField(self.name, self.dtype, self.default, check=self.check)
 
     def accept(self, value: object, owner: str = "") -> object:
-        """The value as it is bound.
+        """The value in the form that is bound.
 
         Raises:
-            FieldMisuse: of the owner, if it does not fit.
+            FieldMisuse: the value does not fit; the error names the owner.
             ArgumentError: the check refuses it.
         """
         return self._accept(value, owner or self.owner)
@@ -134,10 +134,10 @@ class Tensor:
 
     Args:
         dtype: "float32", "int32", ... or a torch or NumPy dtype.
-        axes: what each dimension ranges over: "batch", "q_head", "kv_head" and "lane" are indexed
-            by that position only; "q_pos", "kv_pos" (positions in the key sequence), "q_row" and
-            "q_idx" (rows of all requests, and of the longest) by any int; None is a dimension of
-            any size, indexed by any int.
+        axes: the axis of each dimension. "batch", "q_head", "kv_head" and "lane" are indexed by
+            that position only. "q_pos" and "kv_pos" (positions in the key sequence), "q_row" (rows
+            of all requests) and "q_idx" (rows of the longest request) are indexed by any int. None
+            is a dimension of any size, indexed by any int.
 
     Raises:
         FieldMisuse: unknown dtype or axis.
@@ -169,7 +169,7 @@ class Tensor:
         return TensorField(self.name, self.dtype, self.axes)
 
     def accept(self, value: object, owner: str = "") -> object:
-        """The value as it is bound; raises FieldMisuse of the owner if it has another rank."""
+        """The value to bind; raises FieldMisuse, which names the owner, if its rank is wrong."""
         shape = getattr(value, "shape", None)
         axes = ", ".join(str(axis or "any") for axis in self.axes)
         if shape is None:
@@ -228,7 +228,7 @@ def as_scalar(
     """The value as a Python number of the field's kind.
 
     Raises:
-        FieldMisuse: not a number, a float for an int field, or an int that the type does not hold.
+        FieldMisuse: not a number, a float for an int field, or an int that does not fit the type.
     """
     item, shape = getattr(value, "item", None), tuple(getattr(value, "shape", ()))
     if math.prod(shape) != 1:
@@ -254,7 +254,7 @@ def as_scalar(
 
 
 def check_name(owner: str, name: str) -> None:
-    """Refuse names that a variant, or a call that takes its fields by name, uses itself."""
+    """Refuse names that variants, or calls that take fields as keywords, use themselves."""
     if name in RESERVED or name.startswith("_"):
         raise misuse(owner, name, "the name is reserved; choose another")
 
@@ -304,10 +304,10 @@ def _set(field: Field, instance: Any, value: object) -> None:
 
 
 def check_left_out(instance: Any, names: object) -> None:
-    """Refuse what `left_out` cannot be: it is a tuple of names of fields that have no values.
+    """Check that `left_out` is a tuple of names of fields that have no values.
 
     Raises:
-        FieldMisuse: it is something else.
+        FieldMisuse: it is not.
     """
     cls = type(instance)
     if not isinstance(names, tuple):

@@ -1,10 +1,10 @@
 """A key of everything that Python functions may read, so that traces can be kept between calls.
 
 Data is keyed by its contents, functions by their code and what they reach, classes by their
-members, and modules by those of their members that some of this code names. Libraries, and tensors
-too large to compare, are keyed by identity. What has no key that would tell of a change (an object
-of C code, a large array, code that looks names up at run time, too much of it) makes the whole
-unkeyed. Nothing of the user's is kept alive for a key.
+members, and modules by those members that some of this code names. Libraries, and tensors too large
+to compare, are keyed by identity. If some part has no key that reflects its changes (an object of C
+code, a large array, code that looks names up at run time, too many values), the whole value has no
+key. Keys do not keep the user's objects alive.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from warploom.dsl.variants.identity import number_of
 from warploom.dsl.variants.purity import is_library
 
 _MAX_BYTES = 1 << 16  # larger arrays are not compared
-_MAX_VALUES = 4000  # beyond, tracing anew is cheaper
+_MAX_VALUES = 4000  # above this, tracing again is cheaper
 _MAX_DEPTH = 60
-_OWN = "_warploom"  # attributes that warploom leaves at a user's function
+_OWN = "_warploom"  # prefix of attributes that warploom sets on a user's function
 _PLAIN = (type(None), bool, int, str, bytes, complex, type(Ellipsis))
-# Builtins that reach what no name in the code tells.
+# Builtins that reach objects which the code does not name.
 _BY_NAME = frozenset(("globals", "locals", "vars", "eval", "exec", "__import__", "import_module"))
 # Types of C code whose objects never change.
 _CONSTANT = {
@@ -42,13 +42,13 @@ _CONSTANT = {
 
 
 def fingerprint(value: object) -> tuple[Hashable | None, list[object]]:
-    """The key of a value, None if it has none.
+    """The key of a value, or None if it has none.
 
-    Values of a variant's fields are no part of it.
+    Values of a variant's fields are not part of the key.
 
     Returns:
-        The key, and the objects that whoever keeps the key must keep too, since it holds their ids:
-        those of C code that have no weak references.
+        The key, and objects that must stay alive as long as the key is kept, since it contains
+        their ids: objects of C code that do not support weak references.
     """
     walk = _Walk()
     try:
@@ -62,23 +62,23 @@ class _Unkeyed(Exception):
 
 
 class _Walk:
-    """One key.
+    """Computes one key.
 
     Attributes:
-        alive: what the key holds ids of.
+        alive: objects whose ids are in the key.
     """
 
     def __init__(self) -> None:
         self.alive: list[object] = []
         self._seen: dict[int, int] = {}
-        self._held: list[object] = []  # for as long as `_seen` holds their ids
+        self._held: list[object] = []  # keeps alive the objects whose ids are in `_seen`
         self._visited = 0
-        self._names: set[str] = set()  # in all code that was met
-        self._modules: list[ModuleType] = []  # of the user's
-        self._inputs: set[int] = set()  # ids of captured tensors, whose values no graph has
+        self._names: set[str] = set()  # names in all code that was visited
+        self._modules: list[ModuleType] = []  # the user's modules
+        self._inputs: set[int] = set()  # ids of captured tensors, whose values are in no graph
 
     def whole(self, value: object) -> Hashable:
-        """The key of a value, and of what its code names in modules."""
+        """The key of a value, and of the module members that its code names."""
         key, members, done = self.key(value, 0), list[Hashable](), set[tuple[int, str]]()
         while True:
             named = [
@@ -93,7 +93,7 @@ class _Walk:
                 done.add((id(module), name))
                 members.append((name, self.key(vars(module)[name], 1)))
         if self._modules and "getattr" in self._names:
-            raise _Unkeyed  # of a module, by a name that is made at run time
+            raise _Unkeyed  # getattr of a module may use a name that is made at run time
         return key, tuple(members)
 
     def key(self, value: Any, depth: int) -> Hashable:
@@ -103,7 +103,7 @@ class _Walk:
         if isinstance(value, _PLAIN):
             return type(value), value
         if isinstance(value, float):
-            return type(value), repr(value)  # 0.0 equals -0.0, and nan not itself
+            return type(value), repr(value)  # since 0.0 == -0.0 and nan != nan
         if id(value) in self._seen:
             return "seen", self._seen[id(value)]
         self._seen[id(value)] = len(self._seen)
@@ -121,7 +121,7 @@ class _Walk:
         return self._identity(type(value)), parts
 
     def _identity(self, value: object) -> int | tuple[str, int]:
-        """What tells it from all others, for as long as `alive` is kept."""
+        """A value that is unique to this object as long as `alive` is kept."""
         number = number_of(value)
         if number is not None:
             return number
@@ -129,7 +129,7 @@ class _Walk:
         return "id", id(value)
 
     def _parts(self, value: Any) -> Iterator[object]:
-        """What a value consists of."""
+        """The parts that a value consists of."""
         if isinstance(value, FunctionType):
             yield from (value.__code__, value.__defaults__, value.__kwdefaults__)
             yield from (item for item in vars(value).items() if not item[0].startswith(_OWN))
@@ -150,14 +150,14 @@ class _Walk:
             yield from self._parts_of_data(value)
 
     def _read_by(self, function: FunctionType) -> Iterator[object]:
-        """What the names in a function's code stand for."""
+        """The objects that the names in a function's code refer to."""
         used, known = set(names(function.__code__)), function.__globals__
         if any(name not in known for name in _BY_NAME & used):
             raise _Unkeyed
         self._names |= used
         yield from ((name, known[name]) for name in sorted(used & known.keys()))
         for name in imports(function.__code__):
-            if name not in sys.modules:  # not run yet, or of a package of its own
+            if name not in sys.modules:  # the import has not run yet, or is relative
                 raise _Unkeyed
             yield sys.modules[name]
             yield sys.modules[name.partition(".")[0]]
@@ -169,7 +169,7 @@ class _Walk:
                 continue
 
     def _parts_of_data(self, value: Any) -> Iterator[object]:
-        if type(value) in (tuple, list):  # most of all: no need to look for attributes
+        if type(value) in (tuple, list):  # the most frequent case, without attributes
             yield from value
             return
         items = isinstance(value, (Mapping, list, tuple, Set))
@@ -192,7 +192,7 @@ class _Walk:
             yield type(value)  # its methods
 
     def _of_c_code(self, value: Any) -> Iterator[object]:
-        """What tells of a change of an object without attributes."""
+        """The parts of an object without attributes; raises _Unkeyed if it could change unseen."""
         kind = type(value)
         is_python = "__slots__" in vars(kind)
         if not is_python and kind.__name__ not in _CONSTANT.get(kind.__module__, ()):
@@ -200,14 +200,14 @@ class _Walk:
             if not isinstance(value, dtype):
                 raise _Unkeyed
         yield self._identity(value)
-        owner = getattr(value, "__self__", None)  # of a method of C code
+        owner = getattr(value, "__self__", None)  # the object of a bound C method
         if owner is not None and owner is not builtins:
             yield owner
 
     def _array(self, value: Any) -> Hashable | None:
         """A key of a tensor or an array; None for other values."""
         if stands_in(value) or getattr(value, "is_nested", False) is True:
-            raise _Unkeyed  # some of these have no size
+            raise _Unkeyed  # some nested tensors have no size
         size = None if isinstance(value, type) else getattr(value, "nbytes", None)
         if not isinstance(size, int) or not hasattr(value, "dtype"):  # torch.ops has any attribute
             return None
@@ -234,7 +234,7 @@ def _members(namespace: Mapping[str, Any]) -> Iterator[object]:
 
 
 def _is_others(module: str) -> bool:
-    """Whether it is of a library or of Python, and taken to stay as it is."""
+    """Whether a module belongs to a library or to Python, and is assumed not to change."""
     return is_library(module) or module.partition(".")[0] in sys.stdlib_module_names
 
 

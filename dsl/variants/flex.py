@@ -27,9 +27,9 @@ _SIGNATURES = {
 
 
 class Flex(Variant):
-    """A variant made of two plain functions; make it with `flex`.
+    """A variant made of two plain functions; `flex` makes it.
 
-    `is_read` says whether the kernel reads the lists, which tell at least which lengths are meant.
+    `is_read` says whether the kernel reads the lists; if not, they are only used to check lengths.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Flex(Variant):
         given = (function for function in (score_mod, mask_mod) if function is not None)
         shown = (str(getattr(function, "__name__", "function")) for function in given)
         self._name = "_".join(("flex", *(re.sub(r"\W", "", name) for name in shown)))
-        self._captures = Captures(self._name)  # before what reads them: `fingerprint` goes in order
+        self._captures = Captures(self._name)  # before their readers: `fingerprint` goes in order
         self._q_idx = q_idx
         self._lists = lists
         self._is_read = is_read
@@ -89,7 +89,7 @@ class Flex(Variant):
         return self._functions.get(hook) or super().functor(hook)
 
     def fields(self) -> dict[str, Field]:
-        # __setattr__ asks before `_captures` is there
+        # __setattr__ calls this before `_captures` is set
         captures = self.__dict__.get("_captures")
         return {} if captures is None else dict(captures.fields)
 
@@ -116,21 +116,22 @@ def flex(
     block_mask: Any = None,
     q_idx: Literal["row", "position"] = "row",
 ) -> Variant:
-    """Take FlexAttention's callables as they are.
+    """Make a variant of FlexAttention's callables, unchanged.
 
-    Its tensors are [batch, heads, tokens, dim]: give `attention` `layout="HND"` with them. In the
-    default layout they are read as [batch, tokens, heads, dim]: the output may have the right shape
-    and wrong numbers.
+    FlexAttention's tensors are [batch, heads, tokens, dim]: give `layout="HND"` to `attention` with
+    them. In the default layout they are read as [batch, tokens, heads, dim]: the output may have
+    the right shape and wrong numbers.
 
-    They are traced at once, to find the tensors they capture. Captured tensors (torch or NumPy;
-    closure, globals, defaults, attributes of captured modules) become inputs of the kernel. Each
-    call of `attention` reads what they hold then; a wrapper binds them when it is made, as it does
-    any input, and each plan reads those of the mask again. Captured Python numbers are constants.
+    The callables are traced at once, to find the tensors that they capture. Captured tensors (torch
+    or NumPy; closure, globals, defaults, attributes of captured modules) become inputs of the
+    kernel. Each call of `attention` reads their current values. A wrapper binds them when it is
+    made, like any input, and each plan reads those of the mask again. Captured Python numbers are
+    constants.
 
-    A captured tensor must be as long as the positions that index it: too small a one is refused. An
-    index that is computed (`bias[h, q_idx - kv_idx]`) cannot be foreseen. Where it is negative it
-    counts from the end, as in torch, which makes the tensor's size a constant of the kernel; what
-    is out of range then is clamped into the tensor, on every back end.
+    A captured tensor must be as long as the range of positions that index it; a smaller one is
+    refused. The range of a computed index (`bias[h, q_idx - kv_idx]`) is unknown. A negative index
+    counts from the end, as in torch, which makes the tensor's size a constant of the kernel. An
+    index that is then out of range is clamped into the tensor, on every back end.
 
     Captured integers of 8 and 16 bits compute in their types, as in torch. Kernels have no float64:
     such a tensor may be a bias, a factor or a replacement of the score, which rounds it to float32,
@@ -139,31 +140,31 @@ def flex(
     Tracing takes milliseconds: make a variant once, not at every call.
 
     Args:
-        score_mod: `score_mod(score, b, h, q_idx, kv_idx)`; the score comes scaled.
+        score_mod: `score_mod(score, b, h, q_idx, kv_idx)`; the score is already scaled.
         mask_mod: `mask_mod(b, h, q_idx, kv_idx)`; True where the query sees the key. A torch
-            `BlockMask` means here what it means in torch: blocks that its lists leave out are
-            hidden, its full blocks are visible, and elsewhere its mask_mod decides. Its lists are
-            read once, now. Where they say provably no more than the mask_mod, as after
-            `create_block_mask`, no kernel reads them; else they are a table that it reads. The
-            longest request of a batch must have the lengths that the mask was made for, or `plan`
-            and `attention` refuse it with ArgumentError, as torch does (plans made on a device
-            cannot); `mask_mod=block_mask.mask_mod` holds at any length. With q_idx="position" a
-            table need only be long enough.
-        block_mask: the same, under FlexAttention's name.
+            `BlockMask` has the same meaning as in torch: blocks in no list are hidden, its full
+            blocks are visible, and elsewhere its mask_mod decides. Its lists are read once, now. If
+            they provably add nothing to the mask_mod, as after `create_block_mask`, no kernel reads
+            them; else they become a table that the kernel reads. The longest request of a batch
+            must have the lengths that the mask was made for; else `plan` and `attention` refuse it
+            with ArgumentError, as torch does (plans made on a device cannot).
+            `mask_mod=block_mask.mask_mod` works at any length. With q_idx="position" a table only
+            needs to be long enough.
+        block_mask: a `BlockMask`, as for `mask_mod`, under FlexAttention's name.
         q_idx: what the callables get as `q_idx`. "row" counts a request's query rows from 0, as in
             FlexAttention: `q_idx >= kv_idx` is causal aligned to the beginning, and the one row of
-            a decoding request sees key 0 alone. "position" is the row's place in the key sequence
+            a decoding request sees only key 0. "position" is the row's position in the key sequence
             (`at.q_pos`): the same mask is causal aligned to the end, in prefill and in decode.
 
     Returns:
-        A variant; it chains with others. What two of them capture under one name must be one
-        tensor, which then is one input.
+        A variant, which can be chained with others. If two variants of a chain capture something
+        under one name, it must be one tensor, which then is one input.
 
     Raises:
-        WrongSignature: a callable that takes other arguments.
-        ArgumentError: no such `q_idx`, a `BlockMask` for `score_mod`, lists of blocks that are not
-            there, both `mask_mod` and `block_mask`, or what is no function.
-        VariantError: a callable that cannot be traced.
+        WrongSignature: a callable takes other arguments.
+        ArgumentError: no such `q_idx`, a `BlockMask` for `score_mod`, lists with blocks that do not
+            exist, both `mask_mod` and `block_mask`, or an argument that is no function.
+        VariantError: a callable cannot be traced.
     """
     if q_idx not in ("row", "position"):
         raise ArgumentError(name="q_idx", reason=f"{q_idx!r} is neither 'row' nor 'position'")
@@ -190,7 +191,7 @@ def flex(
 
 
 def _check_callable(kind: str, given: Any) -> None:
-    """Raises ArgumentError for what is no function: a tensor, a variant, a name."""
+    """Raise ArgumentError for an argument that is no function: a tensor, a variant, a name."""
     if is_tensor(given):
         reason = (
             f"is a {type(given).__name__} of shape {tuple(given.shape)}, and no function. A mask "

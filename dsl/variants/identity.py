@@ -1,4 +1,4 @@
-"""Numbers that tell objects apart. An id does so only while its object lives."""
+"""Numbers that identify objects for ever; an `id` does so only while its object lives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _count = itertools.count()
 
 
 def number_of(value: object) -> int | None:
-    """A number of this object that no other gets later; None for what has no weak references."""
+    """A number of this object that no later object gets; None without weak references to it."""
     known = _numbers.get(id(value))
     if known is not None and known[0]() is value:
         return known[1]

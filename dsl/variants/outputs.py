@@ -1,8 +1,8 @@
-"""`Output`: a tensor of the caller's that functors record values in, for debugging.
+"""`Output`: a caller's tensor that functors record values in, for debugging.
 
-A functor stays a pure function: `self.seen.record(value, at)` is its `value`. Tracing notes the
-graph of each recorded value beside those of the hooks, so that nothing which analyses or rewrites
-a hook meets a store, and kernels store in a step of their own (decision 0033).
+A functor stays a pure function: `self.seen.record(value, at)` returns its `value`. Tracing stores
+the graph of each recorded value beside the graphs of the hooks, so that code which analyses or
+rewrites a hook never meets a store, and kernels store in a separate step (decision 0033).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class Output(Tensor):
     """A tensor given at run time that `logits_transform` records values in.
 
     `self.name.record(value, at)` stores the value of this query row, head and key, and returns it.
-    What no row sees stays as the caller filled it: hidden elements, and tiles that are left out.
+    Elements that are hidden, or in skipped tiles, keep the values that the caller filled in.
 
     Args:
         dtype: "float32", "float16" or "bfloat16", or a torch or NumPy dtype; values are float32 and
             rounded once.
-        axes: what each dimension ranges over, in any order: "q_head" and "kv_pos", and the row:
-            "q_row" (over all requests; of dense tensors together with "batch"), or "batch" with
-            "q_idx" (within the request) or "q_pos" (in the key sequence).
+        axes: the axis of each dimension, in any order: "q_head", "kv_pos", and axes for the row.
+            These are "q_row" (over all requests; for dense tensors together with "batch"), or
+            "batch" with "q_idx" (within the request) or "q_pos" (in the key sequence).
 
     Raises:
-        WrongDeclaration: another dtype, or axes that do not tell all elements apart.
+        WrongDeclaration: another dtype, or axes under which elements share a place.
         WrongCall: missing or unknown arguments.
     """
 
@@ -62,7 +62,7 @@ class Output(Tensor):
 
 
 def _check_distinct(axes: tuple[str | None, ...]) -> None:
-    """Refuse axes under which two elements would be written to one place."""
+    """Refuse axes under which two elements would be written to the same place."""
     reason = None
     if len(set(axes)) < len(axes):
         reason = "an axis is there twice"
@@ -77,7 +77,7 @@ def _check_distinct(axes: tuple[str | None, ...]) -> None:
 
 
 class Recorder(ReadInParts):
-    """An output inside a functor; subclasses say what recording does in their reading."""
+    """An output inside a functor; subclasses implement `record` for their reading."""
 
     def __init__(self, variant: str, field: OutputField, hook: str) -> None:
         self._variant = variant
@@ -97,7 +97,8 @@ class Recorder(ReadInParts):
         """Store the value of this element; returns the value.
 
         Raises:
-            FieldMisuse: in another functor than `logits_transform`, twice, or of what is no number.
+            FieldMisuse: another functor than `logits_transform` records, it records twice, or the
+                value is no number.
         """
         if self._hook != RECORDING_HOOK:
             reason = f"{self._hook} records in it, and only {RECORDING_HOOK} may"
@@ -130,7 +131,7 @@ class Recorder(ReadInParts):
 
 
 class SymbolicRecorder(Recorder):
-    """While traced: notes the graphs of the value and of its place."""
+    """The recorder for tracing: it stores the graphs of the value and of its place."""
 
     def __init__(
         self, variant: str, field: OutputField, hook: str, records: dict[str, Record]
@@ -152,14 +153,14 @@ class SymbolicRecorder(Recorder):
 
 @dataclass(frozen=True)
 class Recorded:
-    """Values that the NumPy reading has not stored yet: it does not know who is visible."""
+    """Values that the NumPy reading stores later, when it knows which elements are visible."""
 
     target: Any
     place: tuple[Any, ...]
     values: Any
 
     def store(self, visible: np.ndarray[Any, Any]) -> None:
-        """Write the visible ones, rounded once, where they have a place."""
+        """Write the values of visible elements whose place is inside the tensor, rounded once."""
         place = [np.broadcast_to(np.asarray(i), visible.shape) for i in self.place]
         for index, size in zip(place, self.target.shape, strict=True):
             visible = visible & (index >= 0) & (index < size)
@@ -176,7 +177,7 @@ class Recorded:
 
 
 class ArrayRecorder(Recorder):
-    """In the NumPy reading: keeps the values until the mask is known."""
+    """The recorder for the NumPy reading: it keeps the values until the mask is known."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Finds functors that change the world, by a snapshot of what they can reach before and after."""
+"""Finds functors with side effects: compares snapshots of the state they can reach."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MAX_BYTES = 1 << 16  # larger arrays are compared by identity only
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State of everything a variant's functors can reach by name.
+    """State of everything that a variant's functors can reach by name.
 
     Attributes:
         functions: the functors and the helpers they call, each with the hook it was reached from.
-        values: (function, name) -> what the name holds.
-        alive: keeps the objects, since states hold their ids.
+        values: (function, name) -> state of the name's value.
+        alive: the objects, kept alive since states contain their ids.
     """
 
     functions: dict[FunctionType, str]
@@ -39,7 +39,7 @@ class Snapshot:
 
 
 def snapshot(variant: Variant) -> Snapshot:
-    """Record what the functors of a variant can reach."""
+    """Record the state that the functors of a variant can reach."""
     functions = _functions(variant)
     taken = Snapshot(functions, {}, [])
     for function in functions:
@@ -109,7 +109,7 @@ def reachable(function: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def _state(value: Any) -> Hashable:
-    """Something that differs after the value was changed in place or rebound."""
+    """A key that differs after the value was changed in place or rebound."""
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return type(value), value
     if isinstance(value, dict):
@@ -130,7 +130,7 @@ def _state(value: Any) -> Hashable:
 
 
 def _line_of(functions: dict[FunctionType, str], name: str) -> Source | None:
-    """The line that stores `name`, or else the first that mentions it."""
+    """The line that stores `name`, or else the first line that mentions it."""
     mentioned: Source | None = None
     name = name.removeprefix("self.")
     for function in functions:

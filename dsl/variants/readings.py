@@ -1,4 +1,4 @@
-"""What a variant's fields mean: symbols while tracing, NumPy values for the oracle."""
+"""Readings, which give a variant's fields values: symbols for tracing, NumPy for the oracle."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _FieldTensor(ReadInParts):
 
 
 class SymbolicTensor(_FieldTensor):
-    """A tensor field while traced: indexing it gives a load."""
+    """A tensor field during tracing: indexing it gives a load."""
 
     def __getitem__(self, index: Value) -> Symbol:
         indices = _indices(self._variant, self._field, index)
@@ -64,13 +64,13 @@ class SymbolicTensor(_FieldTensor):
 
 
 def _as_captured(read: Node, field: ScalarField | TensorField) -> Node:
-    """Declared small ints are ints of 32 bits; captured ones stay what they are to torch."""
+    """The node, in torch's type for captured small ints; declared ones compute in 32 bits."""
     is_small = field.captured and field.dtype.name in SMALL
     return build.read_as(read, field.dtype.name) if is_small else read
 
 
 class TraceReading:
-    """Fields as symbols; remembers which were read."""
+    """Fields as symbols; it records which fields were read."""
 
     def __init__(self, variant: str) -> None:
         self.variant = variant
@@ -110,11 +110,11 @@ class NumpyReading:
     """Fields as numbers and arrays of one class.
 
     Args:
-        variant: its name, for messages.
+        variant: the variant's name, for messages.
         values: input name -> number, NumPy array or torch tensor.
         array_class: `Array`, or `Array32` for single precision.
-        sizes: length of a tensor's dimension of each axis, as far as it is known; heads and lanes
-            exactly, others at least. The lanes are those of the hook's vector.
+        sizes: known lengths of axes: exact for heads and lanes, a minimum for others. The lanes are
+            those of the hook's vector.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class NumpyReading:
         return ArrayRecorder(self.variant, field, self.hook, target, self._recorded)
 
     def store_recorded(self, visible: np.ndarray[Any, Any]) -> None:
-        """Write what functors have recorded since, where it is visible.
+        """Write the values that functors have recorded since the last call, where visible.
 
         Args:
             visible: bool [rows, keys].
@@ -189,7 +189,7 @@ class NumpyReading:
         return self.array(values)
 
     def array(self, value: np.ndarray[Any, Any]) -> Array:
-        """A value of this reading's precision."""
+        """The value in this reading's precision."""
         return self._array_class._keep(value)  # type: ignore[no-any-return]
 
     def _missing(self, name: str, expected: str) -> MissingInput:
@@ -197,7 +197,7 @@ class NumpyReading:
 
 
 def _indexed(field: TensorField) -> str:
-    """How a functor reads one element, as the declaration has it."""
+    """The expression by which a functor reads one element, for messages."""
     each = (f"at.{axis}" if axis else "index" for axis in field.axes)
     return f"self.{field.name}[{', '.join(each)}]"
 

@@ -1,6 +1,6 @@
-"""Tracing: run a variant's functors on symbols and keep the graphs.
+"""Tracing: run a variant's functors on symbols, which records their graphs.
 
-`trace` traces anew each time. A cache of traces, as in `declaring/structure.py`, must notice when
+`trace` does not cache. A cache of traces, as in `declaring/structure.py`, must detect when
 something that the functors read has changed (`fingerprint.py`). Nodes are interned, so equal
 variants give equal results, and later stages may cache by them.
 """
@@ -46,7 +46,7 @@ def trace(variant: Variant) -> TracedVariant:
         Graphs of the hooks that are not the identity, and the fields that they read.
 
     Raises:
-        VariantError: a subclass names the mistake and the user's line.
+        VariantError: the subclass shows the kind of mistake; it names the user's line.
     """
     for part in (*(variant.links if isinstance(variant, ChainedVariant) else ()), variant):
         check.declaration(part)
@@ -85,7 +85,7 @@ def trace(variant: Variant) -> TracedVariant:
 
 
 def _check_scaled_behind(variant: Variant, hooks: Mapping[str, Node]) -> None:
-    """Raises UnscaledTransform for a scale that does not stand for one before a transform."""
+    """Raise UnscaledTransform if scaling behind a transform does not equal scaling before it."""
     for link in variant.links if isinstance(variant, ChainedVariant) else (variant,):
         for hook in link.scaled_behind:
             if hook in hooks and power(hooks[hook]) != 1:
@@ -94,7 +94,7 @@ def _check_scaled_behind(variant: Variant, hooks: Mapping[str, Node]) -> None:
 
 
 def _check_scaled_first(chain: ChainedVariant) -> None:
-    """Raises ScaleBehind for a scale of what is read behind a link that saw it without."""
+    """Raise ScaleBehind for a scale behind a link whose hook needs the scaled value."""
     for at, scale in enumerate(chain.links):
         for before in chain.links[:at] if scale.scaled_first else ():
             hooks, _ = _run(before)
@@ -117,9 +117,9 @@ def _impure(variant: Variant, hook: str) -> ImpureFunctor:
 def _records(
     variant: Variant, fields: Mapping[str, Field], reading: TraceReading
 ) -> tuple[Record, ...]:
-    """What is recorded, in order of declaration; an output that nothing is recorded in is refused.
+    """The records in order of declaration; an output without a record is refused.
 
-    It would stay as the caller filled it, which looks like a row that sees nothing.
+    Such an output would keep the caller's values, which looks like rows that see no key.
     """
     outputs = [name for name, field in fields.items() if isinstance(field, Output)]
     for name in outputs:
@@ -148,18 +148,18 @@ def _called(shadow: Variant, hook: str) -> Value:
     given = () if hook == "logits_mask" else (Symbol(_identity(hook)),)
     with gathered() as refusals:
         made = _result(shadow, hook, functor, *given, symbolic(hook))
-    if refusals:  # the functor caught it, and went on without what was refused
+    if refusals:  # the functor caught the error, and continued
         first = refusals[0]
         refusals.clear()
         try:
             raise first
         finally:
-            del first  # else its traceback and it would hold each other
+            del first  # else the error and its traceback would refer to each other
     return made
 
 
 def _result(shadow: Variant, hook: str, functor: Callable[..., Value], *given: Value) -> Value:
-    """What a functor returns; errors of other libraries become refusals."""
+    """A functor's result; errors of other libraries become warploom's errors."""
     try:
         return functor(*given)
     except RecursionError as error:

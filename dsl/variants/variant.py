@@ -1,4 +1,4 @@
-"""`Variant`: the base class of what users write, and what else they may write for one."""
+"""`Variant`, the base class of users' variants, and conversions to a variant."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from warploom.dsl.variants.chain import ChainedVariant
 
-# All variants and their classes by `id`, which is what torch.compile can say of an object.
+# `id` -> variant or class of variants; torch.compile can pass an object only by its `id`.
 ALIVE: WeakValueDictionary[int, Variant | type[Variant]] = WeakValueDictionary()
 
 
@@ -38,17 +38,17 @@ class Variant:
     """An attention variant: functors for the hooks of the kernel, and the extra inputs they read.
 
     Subclasses override the hooks they need; the others are the identity. A functor is a pure
-    function of its arguments and of `self`'s fields. It runs on symbols to become a kernel and on
+    function of its arguments and of `self`'s fields. It runs on symbols to become a kernel, and on
     NumPy float64 arrays to be its own oracle. `a & b` chains two variants.
 
     Attributes:
         softmax: True normalises with softmax; False sums `logits * value` over the visible keys.
-        scaled_behind: hooks whose vectors it multiplies behind them, with what belongs before: a
-            chain with such a hook that does not grow as its vector does is refused.
-        scaled_first: hooks that it multiplies with what belongs before: it is refused behind links
-            with such a hook that does not grow as what it gets.
-        left_out: declared fields that this instance lacks, set in `__init__`: its functors read
-            none of them, and nobody can give values for them.
+        scaled_behind: hooks that get vectors without this variant's scale, which it applies later.
+            A chain is refused if such a hook's result is not proportional to its vector.
+        scaled_first: hooks in which it applies that scale. It is refused behind links where such a
+            hook's result is not proportional to its input.
+        left_out: declared fields that this instance lacks, set in `__init__`: its functors do not
+            read them, and giving values for them is an error.
     """
 
     softmax: bool = True
@@ -73,8 +73,8 @@ class Variant:
         """Bind values to fields.
 
         Raises:
-            UnknownInput: a name that is no field.
-            FieldMisuse: a value that does not fit its field.
+            UnknownInput: a name is no field.
+            FieldMisuse: a value does not fit its field.
         """
         known = self.fields()
         for name, value in values.items():
@@ -93,7 +93,7 @@ class Variant:
             variant=self.name, name=name, hint=hint, known=", ".join(known) or "nothing"
         )
 
-    if not TYPE_CHECKING:  # what a class has not stays an error to type checkers
+    if not TYPE_CHECKING:  # type checkers must still report unknown attributes
 
         def __getattr__(self, name: str) -> object:
             if READING in self.__dict__ and not name.startswith("_"):  # a functor runs
@@ -110,19 +110,19 @@ class Variant:
     # --- hooks
 
     def query_transform(self, q: Value, at: Position) -> Value:
-        """The query vector that is multiplied with keys."""
+        """The query vector to multiply with keys."""
         return q
 
     def key_transform(self, k: Value, at: Position) -> Value:
-        """The key vector that is multiplied with queries."""
+        """The key vector to multiply with queries."""
         return k
 
     def value_transform(self, v: Value, at: Position) -> Value:
-        """The value vector that is summed."""
+        """The value vector to sum."""
         return v
 
     def logits_transform(self, logits: Value, at: Position) -> Value:
-        """The logit of a query and a key; it comes in scaled by sm_scale."""
+        """The logit of a query and a key; `logits` is already scaled by sm_scale."""
         return logits
 
     def logits_mask(self, at: Position) -> Value:
@@ -133,25 +133,25 @@ class Variant:
         """The output vector, after normalisation and merging."""
         return o
 
-    # --- what the engine asks
+    # --- called by the engine
 
     def check_lengths(self, known: Mapping[str, Any], q_lens: Any, kv_lens: Any) -> None:
-        """Refuse tensors that do not fit a batch, where axes cannot say which size they must have.
+        """Refuse tensors that do not fit a batch, if axes do not define the sizes they must have.
 
-        `plan` and `attention` call it, and on the CPU `run` for tensors that it is given; by
-        default everything fits.
+        `plan` and `attention` call it; on the CPU `run` calls it for tensors given to `run`. By
+        default it accepts everything.
 
         Args:
             known: NumPy values of the mask's tensors that were given on the host.
             q_lens, kv_lens: int32 [requests].
 
         Raises:
-            ArgumentError: by a variant that overrides this.
+            ArgumentError: a variant that overrides this refuses a tensor.
         """
 
     @property
     def checks_lengths(self) -> bool:
-        """Whether `check_lengths` has anything to say, so that lengths must be read for it."""
+        """Whether the variant overrides `check_lengths`, so that lengths must be read for it."""
         return type(self).check_lengths is not Variant.check_lengths
 
     @property
@@ -175,13 +175,13 @@ class Variant:
         return dict(self.__dict__.get(VALUES, {}))
 
     def traceable_inputs(self) -> dict[str, Any]:
-        """The same, without those that are converted first, so that torch.compile can trace it."""
+        """`inputs` without values that need a conversion, so that torch.compile can trace it."""
         return self.inputs()
 
     def shares(self, name: str, other: Variant) -> bool:
-        """True if a field of this name is one and the same for both variants when they are chained.
+        """True if chained variants share the field of this name.
 
-        By default it never is: equal names are taken for a mistake.
+        False by default: equal names count as a mistake.
         """
         return False
 
@@ -190,7 +190,7 @@ class Variant:
         return getattr(self, hook)
 
     def functors(self) -> list[tuple[str, Any]]:
-        """(hook, function) of all that a trace runs."""
+        """(hook, function) of all functors that a trace runs."""
         return [(hook, self.functor(hook)) for hook in HOOKS]
 
     def decides_softmax(self) -> bool:
@@ -201,11 +201,11 @@ class Variant:
 
     @property
     def obstacle_to_appending(self) -> str | None:
-        """Why no append can apply its key and value transforms, or None."""
+        """Why an append cannot apply the key and value transforms, or None."""
         return None
 
     def under(self, reading: Reading) -> Self:
-        """A copy whose fields are read through `reading`, and which cannot be changed."""
+        """An immutable copy whose fields are read through `reading`."""
         made = copy.copy(self)
         made.__dict__[READING] = reading
         return made
@@ -213,17 +213,17 @@ class Variant:
     def __setattr__(self, name: str, value: object) -> None:
         if name == "left_out":
             fields_module.check_left_out(self, value)
-        if name not in self.fields():  # a field says so itself
+        if name not in self.fields():  # a field does this check itself
             fields_module.refuse_under_reading(self, name)
         super().__setattr__(name, value)
 
     def __and__(self, other: Any) -> ChainedVariant:
-        from warploom.dsl.variants.chain import chain  # it subclasses Variant
+        from warploom.dsl.variants.chain import chain  # here, since `chain` imports this module
 
         return chain(self, other)
 
     def __rand__(self, other: Any) -> ChainedVariant:
-        from warploom.dsl.variants.chain import chain  # `other`: a class, or a mistake
+        from warploom.dsl.variants.chain import chain  # `other` is a class, or wrong
 
         return chain(other, self)
 
@@ -255,18 +255,18 @@ class Variant:
 ALIVE[id(Variant)] = Variant
 
 
-# An object that a graph makes would lack its values.
+# A variant that a compiled graph makes would lack its values.
 @uncompiled("a variant is made outside of the compiled function: make it before, once")
 def _remember(made: Variant) -> None:
     ALIVE[id(made)] = made
 
 
 def _check_body(cls: type[Variant]) -> None:
-    """What a class declares, before it is traced.
+    """Check the declarations in a class body, before it is traced.
 
     Raises:
-        NoFunctor: a hook that is no method, or a `softmax` that is no bool.
-        FieldMisuse: a field whose name is taken.
+        NoFunctor: a hook is no method, or `softmax` is no bool.
+        FieldMisuse: the name of a field is reserved.
     """
     for name, value in vars(cls).items():
         if isinstance(value, (Scalar, Tensor)):
@@ -290,16 +290,16 @@ def _by_name(cls: str, given: tuple[object, ...], known: list[str]) -> WrongCall
 
 
 def as_variant(variant: Any) -> Variant:
-    """An instance of `Variant`, from what `as_link` takes, or from None for plain attention."""
+    """A variant from an argument of `as_link`, or from None for plain attention."""
     return Variant() if variant is None else as_link(variant)
 
 
 def as_link(variant: Any) -> Variant:
-    """An instance of `Variant`, from one or from its class; what `&` chains.
+    """A variant from an instance or its class, as operand of `&`.
 
     Raises:
-        ArgumentError: something else, or a class that wants arguments; callables are pointed at
-            `warploom.flex`.
+        ArgumentError: the argument is something else, or a class whose constructor needs arguments;
+            for callables the message recommends `warploom.flex`.
     """
     if isinstance(variant, Variant):
         return variant
@@ -312,7 +312,7 @@ def as_link(variant: Any) -> Variant:
         hint = "; chain several with &, as in a & b"
     elif isinstance(variant, str):
         hint = "; give an instance, such as variant=warploom.Causal()"
-    elif hasattr(variant, "mask_mod"):  # its repr is a page long
+    elif hasattr(variant, "mask_mod"):  # a BlockMask, whose repr is long
         shown, hint = f"a {type(variant).__name__}", "; wrap it: warploom.flex(mask_mod=...)"
     raise ArgumentError(name="variant", reason=f"{shown} is no Variant{hint}")
 

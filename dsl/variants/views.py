@@ -1,7 +1,7 @@
-"""Views of captured tensors: other shapes of the same memory, which are captured in their turn.
+"""Views of captured tensors: other shapes of the same memory, which are captured, too.
 
-They are taken of the real tensor while a function is traced, so a kernel reads its memory under
-other strides, and sees what is written there later.
+A view is taken of the real tensor while a function is traced, so a kernel reads the same memory
+with other strides, and sees later writes to it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ VIEWS = _PROPERTIES | frozenset(_METHODS.split()) | {"expand", "narrow", "select
 
 
 def is_of_view(index: Value) -> bool:
-    """Whether an index is none of an element: a slice, None or `...`."""
+    """Whether an index makes a view instead of selecting an element: a slice, None or `...`."""
     return index is None or index is Ellipsis or isinstance(index, slice)
 
 
 def view_named(shown: ReadInParts, tensor: Any, name: str, captured: Callable[[Any], Any]) -> Any:
-    """What the attribute of this name is: a captured tensor, or a method that gives one."""
+    """The attribute `name`: a captured tensor, or a method that returns one."""
     if name in _PROPERTIES:
         return captured(_view(shown, tensor, f".{name}", lambda: getattr(tensor, name)))
 
@@ -40,16 +40,16 @@ def view_named(shown: ReadInParts, tensor: Any, name: str, captured: Callable[[A
 def sliced(
     shown: ReadInParts, tensor: Any, skipped: int, index: tuple[Value, ...]
 ) -> tuple[Any, tuple[Value, ...]]:
-    """`tensor[index]` as a view whose first axes, after the skipped, are those of kernel's values.
+    """`tensor[index]` as a view, with the axes that kernel values index right after the skipped.
 
     Args:
-        shown: what errors speak of.
-        tensor: the captured one.
-        skipped: its first axes, which the index is not about.
+        shown: the proxy, for errors.
+        tensor: the captured tensor.
+        skipped: number of its first axes, which `index` does not cover.
         index: slices, None, `...`, ints and values of the kernel.
 
     Returns:
-        The view, and the values that index these axes.
+        The view, and the values that index those axes.
     """
     fixed: list[Any] = [slice(None)] * skipped
     axes = list(range(skipped))

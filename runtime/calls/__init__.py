@@ -1,1 +1,1 @@
-"""What users call once, or call in place of another library."""
+"""Functions that users call directly, without a wrapper, or in place of another library."""

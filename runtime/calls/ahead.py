@@ -1,4 +1,4 @@
-"""Kernels built before they are asked for: for container images and deployments."""
+"""Kernels built ahead of time, for container images and deployments."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class BuiltKernel:
-    """What became of one kernel.
+    """The result of building one kernel.
 
     Attributes:
-        name: readable, as in the cache's folders.
-        labels: (what, value) pairs that tell what it is.
+        name: readable name, as in the cache's folders.
+        labels: label -> value pairs that describe the kernel.
         target: architecture, or cpu.
         state: "built" now, "present" in the cache before, or "failed".
-        seconds: that compiling took, now or when it was compiled; 0 of failed ones.
-        bytes: of source and binary; 0 of failed ones.
+        seconds: time that compiling took, now or earlier; 0 for a failed kernel.
+        bytes: size of source and binary; 0 for a failed kernel.
         error: why it failed, or None.
     """
 
@@ -44,16 +44,16 @@ class BuiltKernel:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What became of all kernels of a deployment, in the order of its declarations."""
+    """The results of building all kernels of a deployment, in the order of its declarations."""
 
     kernels: tuple[BuiltKernel, ...]
 
     def of(self, state: Literal["built", "present", "failed"]) -> tuple[BuiltKernel, ...]:
-        """Those in one state."""
+        """The kernels in one state."""
         return tuple(kernel for kernel in self.kernels if kernel.state == state)
 
     def check(self) -> None:
-        """Raise BuildFailed if any failed, or if only one did, its own error."""
+        """Raise BuildFailed if several kernels failed; if only one did, raise its own error."""
         errors = [str(kernel.error) for kernel in self.of("failed")]
         if len(errors) == 1:
             (failed,) = self.of("failed")
@@ -71,28 +71,29 @@ def build_kernels(
     processors: Iterable[str] = ("native",),
     progress: bool | None = None,
 ) -> BuildReport:
-    """Build all kernels that wrappers of these declarations can ask for, whatever batches come.
+    """Build all kernels that wrappers of these declarations can request for any batch.
 
-    No GPU is needed: kernels are named for each architecture by the same rules that choose them at
-    run time. They go to the cache (`WARPLOOM_CACHE_DIR`), from which a process without a compiler
-    serves; `export_kernels` makes one file of it.
+    No GPU is needed: for each architecture, the rules that choose kernels at run time list them
+    here. Kernels go to the cache (`WARPLOOM_CACHE_DIR`), from which a process without a compiler
+    can load them; `export_kernels` packs the cache into one file.
 
     Args:
-        declarations: what the deployment will ask for.
+        declarations: what the deployment will run.
         archs: back ends to build for: sm_80, sm_90a, ..., and cpu.
-        processors: for which host code is compiled (kernels of the CPU, and the planner that all
+        processors: processors that host code is compiled for (CPU kernels, and the planner that all
             back ends use), as the host's compiler names them; "native" is this machine's own.
-        progress: whether to show a progress bar; None asks the settings, then the terminal.
+        progress: whether to show a progress bar; by default the settings, then the terminal decide.
 
     Returns:
-        What became of each kernel.
+        The result for each kernel.
 
     Raises:
-        VariantError, UnsupportedSpec, BadHeadDim, ArgumentError: a declaration that some back end
-            among these cannot serve; nothing is built then.
+        VariantError, UnsupportedSpec, BadHeadDim, ArgumentError: one of the back ends does not
+            support a declaration; nothing is built then.
         UnknownArchitecture, UnknownProcessor: no such back end, or no such processor.
         NoCudaCompiler, NoHostCompiler: the compiler is missing.
-        BuildFailed, CompileError, CacheNotWritable: some could not be built; all others are.
+        BuildFailed, CompileError, CacheNotWritable: some kernels could not be built; all others
+            were.
     """
     report = build_ahead(declarations, archs, processors, progress)
     report.check()
@@ -105,7 +106,7 @@ def build_ahead(
     processors: Iterable[str] = ("native",),
     progress: bool | None = None,
 ) -> BuildReport:
-    """The same, but failures are in the report alone."""
+    """`build_kernels`, but kernels that fail to build are only reported, not raised."""
     for argument, given in (("archs", archs), ("processors", processors)):
         if isinstance(given, str):
             reason = f"is {given!r}; expected several names, such as [{given!r}]"
@@ -155,7 +156,7 @@ def _jobs(
 
 
 def _distinct(jobs: Iterable[Job]) -> dict[str, Job]:
-    """By the digest of all that decides what is built: declarations may share kernels."""
+    """Jobs by the digest of all that determines the binary: declarations may share kernels."""
     found: dict[str, Job] = {}
     for source, target in jobs:
         found.setdefault(content_key(source, target).digest, (source, target))
@@ -170,11 +171,11 @@ def _outcome(
     if isinstance(result, BaseException):
         return BuiltKernel(*what, "failed", error=result)
     reason = None
-    if not result.path.is_relative_to(kernels):  # it would be lost with this process
+    if not result.path.is_relative_to(kernels):  # the kernel is lost with this process
         reason = "it is read-only, full or no folder"
     try:
         size = sum(path.stat().st_size for path in (result.path, result.source_path))
-    except OSError as gone:  # the cache's limits, or another process
+    except OSError as gone:  # removed by the cache's limits, or by another process
         reason, size = str(gone), 0
     if reason is not None:
         error = CacheNotWritable(root=kernels.parent, reason=reason)

@@ -1,4 +1,4 @@
-"""`attention(q, k, v)`: dense attention in one call, over a cache of planned wrappers."""
+"""`attention(q, k, v)`: dense attention in one call, with a cache of planned wrappers."""
 
 from __future__ import annotations
 
@@ -120,42 +120,42 @@ def attention(
 ) -> Any:
     """Attention over dense tensors.
 
-    Kernels and plans are cached. A call with the lengths of the one before launches after some 0.1
-    to 0.3 ms on the host, most of which asks whether anything that the functors read has changed;
-    a wrapper that was planned takes a fifth of that or less. They are traced again if so, or if
-    nothing tells (`wl.stats().traces` counts). Values of fields may change at every call.
+    Kernels and plans are cached. A call with the previous call's lengths launches after some 0.1 to
+    0.3 ms on the host, most of it for checking whether anything that the functors read has changed;
+    a planned wrapper takes a fifth or less. Functors are traced again if something has changed or
+    warploom cannot tell (`wl.stats().traces` counts). Values of fields may change at every call.
 
     Args:
         q: [batch, rows, q_heads, head_dim], or [batch, q_heads, rows, head_dim] in layout HND.
-        k: [batch, keys, kv_heads, head_dim], or with tokens and heads swapped; in q's dtype, or in
-            float8_e4m3fn, float8_e5m2 or int8, as v. Of a batch of 1, all entries of q read the
-            same keys and values, which are not copied.
-        v: [batch, keys, kv_heads, head_dim_v], likewise.
+        k: [batch, keys, kv_heads, head_dim], in layout HND with keys and heads swapped; k and v are
+            in q's dtype, or both in float8_e4m3fn, float8_e5m2 or int8. If batch is 1 for k and v,
+            all entries of q read the same keys and values, which are not copied.
+        v: [batch, keys, kv_heads, head_dim_v], in layout HND with keys and heads swapped.
         variant: the functors; None is plain attention over all keys.
         sm_scale: factor of q.k; 1/sqrt(head_dim) by default.
         return_lse: return the log-sum-exp too.
         return_aux: an `AuxRequest`, as in FlexAttention: what to return in an `AuxOutput`, in place
             of `return_lse`.
-        layout: "NHD" or "HND", of all tensors. FlexAttention's are "HND", as those of torch's
-            SDPA: read in the wrong one they may give the right shape and wrong numbers.
-        kv_lens: int32 [batch], keys of each entry that count; all by default. On a device it is
-            copied to the host, which waits for that device. Queries stand at the end of these keys.
+        layout: "NHD" or "HND", of all tensors. FlexAttention and torch's SDPA use "HND"; with the
+            wrong layout, a result may have the right shape and wrong numbers.
+        kv_lens: int32 [batch], used keys of each entry; all by default. On a device it is copied to
+            the host, which waits for the device. Queries are aligned to the end of these keys.
         lse_base: "e" or "2", base of the log-sum-exp.
-        backend: "reference" reads the variant with NumPy; None is the device's own.
+        backend: "reference" evaluates the variant with NumPy; None is the device's own back end.
         **inputs: values of the variant's fields; they override those bound at construction.
 
     Returns:
         The output, shaped like q with v's head dimension; with `return_lse` also the log-sum-exp,
-        float32, shaped like q without one; with `return_aux` an `AuxOutput`. Rows that see nothing
-        have output 0, and -inf in the others.
+        float32, shaped like q without head dimension; with `return_aux` an `AuxOutput`. Rows that
+        see no key have output 0, and -inf in the other results.
 
     Raises:
         WrongShape, WrongDType, WrongDevice, BadLength: a wrong tensor.
         UnknownInput, MissingInput: a wrong input.
         ArgumentError: the variant refuses these lengths, as `PackedMask` does with too few bits.
-        UnsupportedSpec, BadHeadDim: no kernel serves these types or sizes.
-        ForbiddenUnderCapture: a CUDA graph is being captured, and the lengths are new, to this
-            stream too, or a tensor of the variant lies on the host and was not copied yet.
+        UnsupportedSpec, BadHeadDim: no kernel supports these types or sizes.
+        ForbiddenUnderCapture: a CUDA graph is being captured, and no plan of this thread for these
+            lengths is free for this stream, or a host tensor of the variant was not copied yet.
     """
     if more:
         reason = "it takes q, k and v by position; name the others, such as variant=..."
@@ -198,7 +198,7 @@ def _attend(
     inputs: dict[str, Any],
     as_given: dict[str, Any],
 ) -> Any:
-    """`attention` of tensors that have memory; the variant comes with its key and its graphs."""
+    """`attention` of tensors that have memory; `variant` is (key, graphs, the variant itself)."""
     structure, traced, given = variant
     q, k, v = as_torch(q, "q"), as_torch(k, "k"), as_torch(v, "v")
     check_options(return_lse, lse_base, backend, q.device)
@@ -223,8 +223,8 @@ def _attend(
             backend=backend, sm_scale=sm_scale, lse_base=lse_base, max_scores=tells,
         )  # fmt: skip
 
-    if sizes.batch == 0:  # a plan for no requests cannot know how many rows they would have
-        make()  # refuses what it would of others
+    if sizes.batch == 0:  # a plan for no requests does not know how many rows each would have
+        make()  # for its checks
         return _nothing(q, sizes, return_lse, asked)
     call = _Call(kind, q.device, sizes, counted, values)
     wrapper = _planned(call, make)
@@ -263,16 +263,16 @@ def _nothing(q: torch.Tensor, sizes: Sizes, return_lse: bool, asked: AuxRequest 
 
 
 class _Unbound(AttentionWrapper):
-    """A wrapper that serves all variants of one structure; each call gives all inputs."""
+    """A wrapper for all variants with the same graphs; each call passes all inputs."""
 
     _declares_types = False
-    _plans_once = True  # when it is captured: `_pinned`
+    _plans_once = True  # once it is captured: see `_pinned`
 
     def _bound_inputs(self) -> dict[str, Any]:
         return {}
 
     def _lengths_check(self, batch: Any) -> None:
-        """Each call asks its own variant."""
+        """None: each call lets its own variant check the lengths."""
 
     def seen_input(self, name: str, value: Any) -> Any:
         """A value of a field as torch's operators take it."""
@@ -281,7 +281,7 @@ class _Unbound(AttentionWrapper):
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """What decides the wrapper and the plan of one call."""
+    """What determines the wrapper and the plan of one call."""
 
     kind: Hashable
     device: torch.device
@@ -295,7 +295,7 @@ class _Call:
         return self.sizes, lens, scalars
 
     def plan(self, wrapper: AttentionWrapper) -> None:
-        """Plan with a value for each scalar of the mask: the wrapper keeps those of other calls."""
+        """Plan with a value for each scalar of the mask: the wrapper has those of other calls."""
         traced = wrapper.spec.variant
         refuse_missing(traced, self.values)
         sizes = self.sizes
@@ -314,27 +314,27 @@ class _Call:
 
 @dataclasses.dataclass
 class _Entry:
-    """A wrapper, what its plan was made for, and the tensors that captured launches read."""
+    """A wrapper, the key of its plan, and the tensors that captured launches read."""
 
     wrapper: _Unbound
     planned: Hashable = None
     read: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     def keep(self, values: Mapping[str, Any]) -> _Unbound:
-        """The wrapper; the tensors live as long as the entry does."""
+        """The wrapper; the tensors among `values` live as long as the entry does."""
         self.read |= {id(x): x for x in values.values() if isinstance(x, torch.Tensor)}
         return self.wrapper
 
 
 _entries: OrderedDict[tuple[Hashable, tuple[int, int]], _Entry] = OrderedDict()
-# CUDA graphs read the plans of these at every replay, so they are never planned again. They stay
-# until all graphs that captured them are gone: one for each plan, thread and stream of captures.
+# CUDA graphs read the plans of these entries at every replay, so they are never planned again. They
+# stay until all graphs that captured them are gone. Key: plan, thread and capturing stream.
 _captured: list[tuple[Hashable, _Entry, GraphHold]] = []
 _lock = forks.lock()
 
 
 def _planned(call: _Call, make: Callable[[], _Unbound]) -> _Unbound:
-    """The cached wrapper of this kind, planned for these lengths; one per thread and stream."""
+    """The cached wrapper of this thread and stream for a call, planned for its lengths."""
     if is_capturing(call.device):
         return _pinned(call)
     on_cuda = call.device.type == "cuda"
@@ -361,10 +361,10 @@ def _planned(call: _Call, make: Callable[[], _Unbound]) -> _Unbound:
 
 
 def _pinned(call: _Call) -> _Unbound:
-    """A wrapper with this very plan, set aside for the graph that is being captured.
+    """A wrapper with the plan of this call, set aside for the graph that is being captured.
 
-    It is one of this thread: another thread could be planning or running its own right now. Only
-    what is captured on the same stream shares it: other launches may run at the same time.
+    It belongs to this thread: another thread could be planning or running its own right now. Only
+    captures on the same stream share it, since launches on other streams may run at the same time.
     """
     thread = threading.get_ident()
     mine = call.kind, thread, raw_stream(call.device.index)
@@ -389,10 +389,10 @@ def _pinned(call: _Call) -> _Unbound:
 
 
 def _drop_released() -> None:
-    """Let go of what no graph reads any more."""
+    """Drop the entries that no graph reads any more."""
     _captured[:] = [kept for kept in _captured if not kept[2].is_released()]
 
 
 def _runs(structure: Hashable, given: Variant, backend: str | None) -> Hashable:
-    """What a wrapper runs; the reference runs the functors of its own variant, which may change."""
+    """What a wrapper runs, as a key; the reference calls its own variant, which may change."""
     return structure, backend, id(given) if backend == "reference" else None

@@ -1,4 +1,4 @@
-"""What `attention` is given beside q, k and v: lengths, and values of the variant's fields."""
+"""Arguments of `attention` beside q, k and v: lengths, and values of the variant's fields."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _copies = DeviceCopies()
 
 
 def read_inputs(given: Variant, traced: TracedVariant, inputs: dict[str, Any]) -> dict[str, Any]:
-    """What the variant reads of the values; raises UnknownInput for a name that is no field."""
+    """The values that the variant reads; raises UnknownInput for a name that is no field."""
 
     def unknown(name: str) -> UnknownInput:
         fields = [*traced.input_names, *traced.unread]
@@ -46,7 +46,7 @@ def values_of(
 ) -> dict[str, Any]:
     """Values of the fields that the kernel reads: given to the call, or else bound before."""
     scalars = [field for field in traced.scalars if field.name in values]
-    # keys of plans hold numbers: a tensor may be another one by then, in the same place
+    # as numbers: keys of plans hold them, and a tensor could have another value by then
     found: dict[str, Any] = {x.name: checked_scalar(x, values[x.name]) for x in scalars}
     for field in traced.tensors:
         if field.name in inputs:
@@ -57,9 +57,9 @@ def values_of(
 
 
 def _on_device(field: TensorField, bound: Any, device: torch.device) -> torch.Tensor:
-    """A bound value where the kernel reads it; tensors on the host are copied once.
+    """A bound value on the kernel's device; a host tensor is copied once.
 
-    Outputs are taken as they are, since the caller looks at them.
+    Outputs are not copied, since the caller reads them.
     """
     if isinstance(field, OutputField):
         return as_given(field, bound)
@@ -81,16 +81,16 @@ def through_operator(
     inputs: Mapping[str, Any],
     return_aux: Requested | None,
 ) -> custom_op.Result | tuple[torch.Tensor, AuxOutput]:
-    """`attention` where its tensors may stand for others, or somebody records it.
+    """`attention` through the custom operator: its tensors may be stand-ins, or torch records it.
 
     Args:
-        traced: of the variant.
-        variant: as given.
+        traced: the variant's graphs.
+        variant: the variant, as given.
         given: q, k and v.
         options: sm_scale, return_lse, layout, lse_base and backend.
         lens: kv_lens.
         inputs: values of fields.
-        return_aux: of the call.
+        return_aux: the call's argument.
     """
     q, k, v = (as_seen(x, name) for name, x in zip("qkv", given, strict=True))
     fields: dict[str, ScalarField | TensorField] = {field.name: field for field in traced.scalars}
@@ -108,10 +108,10 @@ def check_lengths(
     lens: np.ndarray[Any, Any] | None,
     layout: str,
 ) -> None:
-    """Let the variant refuse tensors of the mask that are too small, where the host knows them.
+    """Let the variant refuse tensors of the mask that are too small, if the host has them.
 
     Raises:
-        ArgumentError: by the variant, or of a layout that takes heads for tokens.
+        ArgumentError: the variant refuses a tensor, or it would accept it in the other layout.
     """
     if not given.checks_lengths:
         return
@@ -119,7 +119,7 @@ def check_lengths(
     for field in traced.tensors:
         if field.name in mask_tensors and field.name in values:
             tensor = as_input(field, values[field.name])
-            if tensor.device.type == "cpu":  # NumPy does not have all types of floats
+            if tensor.device.type == "cpu":  # NumPy does not have all float types
                 tensor = tensor.float() if tensor.is_floating_point() else tensor
                 known[field.name] = tensor.numpy()
 
@@ -130,7 +130,7 @@ def check_lengths(
     try:
         check(sizes.rows, sizes.keys)
     except ArgumentError as error:
-        if sizes.q_heads <= sizes.rows:  # as it should be
+        if sizes.q_heads <= sizes.rows:  # the layout is probably right
             raise
         try:
             check(sizes.q_heads, sizes.kv_heads)
@@ -145,9 +145,9 @@ def check_lengths(
 
 
 def checked_lens(kv_lens: Any, sizes: Sizes, traced: TracedVariant) -> np.ndarray[Any, Any]:
-    """`kv_lens` of `attention` on the host, each within the keys that there are.
+    """`kv_lens` of `attention` on the host, each from 0 to the number of keys.
 
-    Warns where rows lie before all keys and the variant asks where they lie.
+    Warns if rows are positioned before all keys and the variant reads positions of queries.
     """
     lens = host_int32(kv_lens, "kv_lens")
     if len(lens) != sizes.batch:
@@ -170,6 +170,6 @@ def checked_lens(kv_lens: Any, sizes: Sizes, traced: TracedVariant) -> np.ndarra
 
 @lru_cache(maxsize=64)
 def _read_q_pos(roots: tuple[Node, ...]) -> bool:
-    """Whether anything depends on where queries stand, beside a row's number in its request."""
+    """Whether a graph depends on `q_pos` other than through a row's number in its request."""
     placed = (substitute(root, {Q_IDX: var("q_len")}) for root in roots)
     return any(found.op == "var" and found.attr == "q_pos" for found in walk(*placed))

@@ -21,17 +21,17 @@ def block_rows(masks: Any, block: tuple[int, int] | None = None) -> dict[str, An
 
     Args:
         masks: a mask, or a list with one for each request. A mask is a boolean array [queries,
-            keys], of which every block must be all True or all False (the last ones may be cut), or
-            a torch.sparse_bsr tensor, whose stored blocks are visible whatever they hold.
-        block: (queries, keys) of a block; a sparse_bsr tensor has its own.
+            keys], in which every block is all True or all False (the last blocks may be cut), or a
+            torch.sparse_bsr tensor, whose stored blocks are visible regardless of their values.
+        block: (queries, keys) of a block; a sparse_bsr tensor has its own block size.
 
     Returns:
         qo_indptr, kv_indptr, kv_indices and kv_lens; call `plan(**block_rows(...))`.
 
     Raises:
         ArgumentError: a block is mixed (take smaller blocks, or a mask in the variant), no block
-            size is given, sizes differ between requests, or a mask is one that is added to logits.
-        WrongShape: a mask that has not two dimensions.
+            size is given, sizes differ between requests, or a mask is additive.
+        WrongShape: a mask does not have two dimensions.
     """
     is_list = isinstance(masks, (list, tuple))
     given: Sequence[Any] = masks if is_list else [masks]
@@ -91,7 +91,7 @@ def _mask_rows(
 def _bsr_rows(
     mask: torch.Tensor, block: tuple[int, int] | None
 ) -> tuple[_Array, _Array, tuple[int, ...]]:
-    """The same of a sparse_bsr tensor."""
+    """(blocks in each block row, their columns, shape) of a sparse_bsr tensor."""
     own = tuple(mask.values().shape[-2:])
     if block is not None and tuple(block) != own:
         raise ArgumentError(name="block", reason=f"is {block}, but the tensor's blocks are {own}")

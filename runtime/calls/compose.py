@@ -1,8 +1,8 @@
 """Page tables of requests that share pages: from parts, from levels, or from a tree of tokens.
 
-Sharing is said by page numbers alone: requests that list the same pages, from their first one on,
-share them. `AttentionWrapper.plan` finds that again in any page table, however it was made; these
-functions are for callers who do not have one yet.
+Sharing is expressed by page numbers only: requests whose page lists begin with the same pages share
+them. `AttentionWrapper.plan` detects shared pages in any page table; these functions are for
+callers that do not have a page table yet.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Part:
     """Pages that some requests read.
 
     Attributes:
-        requests: these requests, whole numbers from 0 on.
-        pages: their pages, in order, likewise.
-        last_page_len: tokens in the last page, or None if it is full; anything if there are no
+        requests: numbers of these requests, from 0 on.
+        pages: numbers of their pages, from 0 on, in order.
+        last_page_len: tokens in the last page, or None if it is full; ignored if there are no
             pages. Only the last part of a request may end within a page.
     """
 
@@ -45,8 +45,8 @@ class Level:
         request_indptr: int32 [groups + 1], where each group's requests begin.
         kv_indptr: int32 [groups + 1], where each group's pages begin.
         kv_indices: int32, pages.
-        last_page_len: int32 [groups], tokens in each last page, anything (0, say) for a group
-            without pages; None: all are full.
+        last_page_len: int32 [groups], tokens in each group's last page; ignored for a group without
+            pages. None: all pages are full.
     """
 
     request_indptr: Any
@@ -76,9 +76,9 @@ class Level:
 
 @dataclass
 class RadixTree:
-    """Token sequences that share whole pages wherever they begin alike, over several levels.
+    """Token sequences that share the whole pages of their common prefixes, over several levels.
 
-    Pages are numbered as they are first needed, from `first_page` on.
+    Pages are numbered in the order of first use, from `first_page` on.
 
     Attributes:
         page_size: tokens of a page.
@@ -86,11 +86,11 @@ class RadixTree:
         num_pages: pages in use.
         tables: pages of each sequence, in the order of insertion.
         lengths: tokens of each sequence.
-        fresh: of each sequence, the first page that it did not share when it was inserted: from
-            there on its keys and values have to be computed.
+        fresh: for each sequence, the index of the first page in its table that was not there when
+            the sequence was inserted: from there on its keys and values have to be computed.
 
     Raises:
-        ArgumentError: a page size below 1, or a negative first page.
+        ArgumentError: the page size is below 1, or the first page negative.
     """
 
     page_size: int
@@ -119,8 +119,9 @@ class RadixTree:
             first_page: number of the first page.
 
         Raises:
-            ArgumentError: no sequences, a page size below 1, or a negative first page.
-            WrongDType, WrongShape: what is no list of integers, see `insert`.
+            ArgumentError: `sequences` cannot be iterated over, the page size is below 1, or the
+                first page is negative.
+            WrongDType, WrongShape: a sequence is no list of integers, see `insert`.
         """
         tree = cls(page_size, first_page)
         if not isinstance(sequences, Iterable):
@@ -137,11 +138,11 @@ class RadixTree:
             tokens: token numbers, [length], of any integer type whose values fit into int32.
 
         Returns:
-            Its number: the request it becomes.
+            The sequence's number, which is its request's number.
 
         Raises:
-            WrongDType, WrongShape: not one dimension of integers.
-            ArgumentError: a number that int32 does not hold.
+            WrongDType, WrongShape: `tokens` is not one dimension of integers.
+            ArgumentError: a number does not fit into int32.
         """
         array = host_int32(tokens, "tokens")
         whole = len(array) // self.page_size
@@ -178,17 +179,17 @@ def compose(
     """The page table of requests that share pages, as arguments of `plan` for `Composed` caches.
 
     Args:
-        source: a tree of token sequences; or parts and levels, in the order of keys: what a request
-            reads is what its parts hold, one after the other.
-        num_requests: for parts: how many there are; None: up to the last one that is named.
-        page_size: for parts: tokens of a page; a tree has its own.
+        source: a tree of token sequences; or parts and levels, in the order of keys: a request
+            reads the pages of its parts, one part after the other.
+        num_requests: for parts: number of requests; None: up to the last request in a part.
+        page_size: for parts: tokens of a page; a tree has its own page size.
 
     Returns:
         kv_indptr, kv_indices and last_page_len: `plan(qo_indptr, **compose(...))`.
 
     Raises:
-        ArgumentError: a request goes on behind a page that is not full, or is out of range; or what
-            is no list of parts, no list of whole numbers, or no page size.
+        ArgumentError: a request has pages behind a page that is not full, or is out of range; or an
+            argument is no list of parts, no list of integers, or no page size.
         BadIndptr, WrongDType, WrongShape: a level's arrays are malformed.
     """
     if isinstance(source, RadixTree):
@@ -214,7 +215,7 @@ def compose(
 
 
 def _parts(source: Any, page_size: int) -> list[Part]:
-    """The parts of a source, groups of levels included, with lists of Python ints."""
+    """The parts of a source, including the groups of levels, with lists of Python ints."""
     if isinstance(source, (Part, Level)) or not isinstance(source, Iterable):
         shown = f"one {type(source).__name__}" if isinstance(source, (Part, Level)) else source
         reason = f"is {shown}; expected a RadixTree, or a list such as [Part(requests, pages), ...]"
@@ -233,7 +234,7 @@ def _parts(source: Any, page_size: int) -> list[Part]:
 
 
 def _checked(part: Part, place: str, page_size: int) -> Part:
-    """The part with lists of Python ints, and with the tokens of its last page, if it has one."""
+    """The part with lists of Python ints; refuses a wrong `last_page_len`."""
     requests, pages = _ints("requests", part.requests), _ints("pages", part.pages)
     tokens = page_size if part.last_page_len is None else part.last_page_len
     if pages and not (isinstance(tokens, (int, np.integer)) and 1 <= tokens <= page_size):

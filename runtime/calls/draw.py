@@ -1,4 +1,4 @@
-"""A picture of a mask: every element, and over it the classes that let the kernel skip work."""
+"""A picture of a mask: every element, and the tile classes that let the kernel skip work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 CLASSES = ("skip: never read", "partial: mask evaluated", "full: no mask code")
 _COLORS = ("#e5e7eb", "#f59e0b", "#16a34a")
-_MOST_ELEMENTS = 2**27  # a few bytes of memory for each
+_MOST_ELEMENTS = 2**27  # each needs a few bytes of memory
 _SHADE = 0.35  # darkness of visible elements
 
 Grid: TypeAlias = np.ndarray[Any, Any]
@@ -42,18 +42,18 @@ def tile_classes(
 
     Args:
         variant: its `logits_mask` is analysed.
-        q_len: query rows; they are aligned to the end of the keys.
-        kv_len: keys.
+        q_len: number of query rows, which are aligned to the end of the keys.
+        kv_len: number of keys.
         tile: (query rows, keys) of a tile.
         inputs: run-time values of the variant's fields.
         q_head: query head.
-        num_q_heads: query heads in all; key/value heads are as many.
+        num_q_heads: number of query heads, and of key/value heads.
 
     Returns:
         int8 [tiles of rows, tiles of keys]: 0 skip, 1 partial, 2 full.
 
     Raises:
-        ArgumentError: a length, a side of the tile or a head that is none, or no variant.
+        ArgumentError: a wrong length, tile or head, or no variant.
         VariantError: the variant cannot be traced.
     """
     variant = as_variant(variant)
@@ -98,12 +98,12 @@ def draw_mask(
 ) -> Path:
     """Save a picture of a variant's mask with its tile classes; needs matplotlib.
 
-    Dark elements are visible (by the plain Python functor), the colour of a tile is its class (by
-    interval arithmetic): a wrong class would show as dark elements in a grey tile.
+    Dark elements are visible (by the plain Python functor); the colour of a tile is its class (by
+    interval arithmetic). A wrong class would show as dark elements in a grey tile.
 
     Args:
         variant: its mask is drawn.
-        path: file to write; the ending decides the format. Folders are made.
+        path: file to write; its ending decides the format. Missing folders are created.
         q_len, kv_len, tile, inputs, q_head, num_q_heads: as in `tile_classes`; kv_len is q_len by
             default.
 
@@ -111,10 +111,10 @@ def draw_mask(
         The path.
 
     Raises:
-        ArgumentError: a length, a side of the tile or a head that is none, no variant, or a path
-            whose ending names no format of pictures.
+        ArgumentError: a wrong length, tile or head, no variant, or a path whose ending is no
+            picture format.
         VariantError: the variant cannot be traced.
-        MissingInput, UnknownInput: `inputs` lacks a field of the mask, or names none.
+        MissingInput, UnknownInput: `inputs` lacks a field of the mask, or has a name of no field.
         MissingPackage: matplotlib is not installed.
     """
     target = picture_path(path, "draw_mask()")
@@ -150,7 +150,7 @@ def _check_sizes(q_len: Any, kv_len: Any, tile: Any, q_head: Any, num_q_heads: A
 
 
 def _shaded(color: str) -> str:
-    """A colour as it looks under visible elements, which all those of a full tile are."""
+    """A colour as it looks under visible elements; in a full tile all elements are visible."""
     parts = (int(color[at : at + 2], 16) for at in (1, 3, 5))
     return "#" + "".join(f"{round(part * (1 - _SHADE)):02x}" for part in parts)
 

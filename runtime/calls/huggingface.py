@@ -1,8 +1,8 @@
-"""Hugging Face transformers: warploom as an attention implementation, with masks to go with it.
+"""Hugging Face transformers: warploom as an attention implementation, with matching masks.
 
-`AttentionMaskInterface` is asked once per forward for a mask, `AttentionInterface` once per layer.
-Causal, windowed and padded masks travel as None or as the padding of the keys, and become variants;
-a mask that says more travels as the boolean [batch, 1, queries, keys] that sdpa would get.
+transformers calls `AttentionMaskInterface` once per forward pass, and `AttentionInterface` once per
+layer. Causal, windowed and padded masks are passed as None or as the padding of the keys, and turn
+into variants. Other masks are passed as the boolean [batch, 1, queries, keys] that sdpa would get.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ NAME = "warploom"
 
 
 class KeyPadding(Variant):
-    """Keys of which `unpadded_keys` is False are invisible."""
+    """Hides keys for which `unpadded_keys` is False."""
 
-    unpadded_keys = Tensor("bool", ("batch", "kv_pos"))  # a name that variants beside it have not
+    unpadded_keys = Tensor("bool", ("batch", "kv_pos"))  # no variant combined with it has this name
 
     def logits_mask(self, at: Position) -> Value:
         return self.unpadded_keys[at.batch, at.kv_pos]
 
 
 class ElementMask(Variant):
-    """Visible where `visible` says so."""
+    """Shows the elements for which `visible` is True."""
 
     visible = Tensor("bool", ("batch", "q_head", None, "kv_pos"))
 
@@ -53,7 +53,7 @@ class ElementBias(Variant):
         return logits + self.bias[at.batch, at.q_head, at.q_idx, at.kv_pos]
 
 
-# Every combination, made once: torch.compile can look them up, but not make them.
+# Every combination of these is made at import: torch.compile can look variants up, not make them.
 _PARTS: dict[str, Variant] = {
     "causal": Causal(),
     "window": SlidingWindow(-1),
@@ -83,7 +83,7 @@ def register_huggingface(name: str = NAME) -> None:
         name: another name to register under.
 
     Raises:
-        ArgumentError: a name that is no text.
+        ArgumentError: the name is no string, or empty.
         MissingPackage: transformers is not installed, or has no mask interface.
     """
     if not isinstance(name, str) or not name:
@@ -117,7 +117,7 @@ def attention_forward(
     own: tuple[Variant, Variant] | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls for each layer.
+    """Attention of one layer, as transformers calls it.
 
     Args:
         module: the layer; `is_causal` is read from it if it is not given.
@@ -127,12 +127,12 @@ def attention_forward(
             [batch or 1, heads or 1, rows, keys].
         dropout: must be 0.
         scaling: factor of q.k; 1/sqrt(head_dim) by default.
-        is_causal: used unless the mask says everything.
-        sliding_window: keys a query sees, its own included.
+        is_causal: ignored if the mask covers all rows and keys.
+        sliding_window: number of keys that a query sees, its own included.
         softcap: bound of the logits.
         s_aux: [q_heads] learned sink logits.
         position_bias: [batch or 1, heads, rows, keys] added to the logits.
-        own: a variant of the user's in place of causality, window, cap and sinks, and the same &
+        own: the user's variant in place of causality, window, cap and sinks, and that variant &
             `KeyPadding()`.
 
     Returns:
@@ -140,7 +140,7 @@ def attention_forward(
 
     Raises:
         UnsupportedSpec: dropout, weights as output, the paged cache of continuous batching, or a
-            variant of the user's where rows are not the last ones of the keys.
+            user's variant beside a mask of all rows and keys or a position bias.
     """
     _refuse(dropout, kwargs)
     full_mask = attention_mask is not None and attention_mask.dim() == 4
@@ -193,7 +193,7 @@ def _refuse(dropout: float, kwargs: dict[str, Any]) -> None:
 
 
 def reads_sink(variant: Variant) -> bool:
-    """Whether it takes the model's sinks, as `AttentionSink()` does."""
+    """Whether the variant reads the model's sinks, as `AttentionSink()` does."""
     return "sink" in variant.fields() and "sink" not in variant.inputs()
 
 
@@ -208,7 +208,7 @@ def _own_beside_mask() -> UnsupportedSpec:
 def _mask_inputs(
     mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor
 ) -> dict[str, Any]:
-    """A mask as the input of the part that reads it."""
+    """A mask as an input of the variant that reads it."""
     if mask is None:
         return {}
     keys = key.shape[2]
@@ -226,7 +226,7 @@ def _padded_attention(
     scaling: float | None,
     inputs: dict[str, Any],
 ) -> torch.Tensor:
-    """`attention` for head dimensions that are no multiple of 8 too: zeros change no product."""
+    """`attention`, with head dimensions padded to multiples of 8: zeros change no product."""
     dim, dim_v = query.shape[3], value.shape[3]
     scaling = dim**-0.5 if scaling is None else scaling
     q, k, v = (
@@ -236,5 +236,5 @@ def _padded_attention(
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = attention(q, k, v, variant=variant, sm_scale=scaling, **inputs)
     out = out if out.shape[3] == dim_v else out[..., :dim_v]
-    # as transformers' own functions return it; q lies by heads where it is rotated in part
+    # contiguous as from transformers' own functions; a partly rotated q is stored by heads
     return out.contiguous()  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The mask that transformers is to hand to every layer; imported only where transformers is."""
+"""The mask function for transformers; imported only if transformers is installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_mask(
     local_size: int | None = None,
     **kwargs: Any,
 ) -> torch.Tensor | None:
-    """The mask that transformers hands to every layer.
+    """The mask that transformers passes to every layer.
 
     Args:
         batch_size, q_length, kv_length: sizes.
@@ -31,12 +31,12 @@ def make_mask(
         mask_function: `(batch, head, q_idx, kv_idx) -> visible`.
         attention_mask: [batch, tokens] bool, False for padding.
         local_size: window or chunk of layers with local attention.
-        **kwargs: what sdpa's mask takes.
+        **kwargs: further arguments of transformers' `sdpa_mask`.
 
     Returns:
-        None if causality and window, which the layers know, say it all; if keys are padded besides,
-        [batch, kv_offset + kv_length] bool, of which the last are the layers' keys: generation may
-        hand it back as `attention_mask`; else [batch, 1, q_length, kv_length] bool.
+        None if causality and window, which the layers know, define the mask. If keys are padded
+        besides, [batch, kv_offset + kv_length] bool, whose last entries are the layers' keys, since
+        generation may pass it back as `attention_mask`. Else [batch, 1, q_length, kv_length] bool.
     """
     function = mask_function or _transformers.causal_mask_function
     both_ways = function is _transformers.bidirectional_mask_function
@@ -76,25 +76,25 @@ def _is_causal(mask_function: Callable[..., Any], window: int | None) -> bool:
 
 
 def closed_over(function: FunctionType) -> tuple[Any, ...]:
-    """Values that a function closes over; cells that are empty, for now, have none."""
+    """Values that a function closes over; None for empty cells."""
     found = []
     for cell in function.__closure__ or ():
         try:
             found.append(cell.cell_contents)
-        except ValueError:  # its name is not bound yet
+        except ValueError:  # the variable is not bound yet
             found.append(None)
     return tuple(found)
 
 
 def _structure(value: Any, within: tuple[FunctionType, ...] = ()) -> Any:
-    """Equal for functions of the same code over the same values.
+    """A value that is equal for functions with the same code and the same closed-over values.
 
-    transformers makes a new closure for each forward, so identity tells nothing; and a few values
-    of a mask do not tell what else the model or the user has joined to it.
+    transformers makes a new closure for each forward pass, so identity tells nothing. Comparing a
+    few values of a mask would miss conditions that the model or the user has added to it.
 
     Args:
-        value: a function, or what one closes over.
-        within: the functions around it, which it may close over itself.
+        value: a function, or a value that a function closes over.
+        within: the functions around `value`, which `value` may close over itself.
     """
     if isinstance(value, tuple):
         return tuple(_structure(each, within) for each in value)

@@ -1,7 +1,7 @@
 """States of attention over disjoint keys, merged into the state over all of them.
 
-The state of a row is its output and its log-sum-exp. What each part weighs follows from the
-log-sum-exps alone, so keys may be attended piece by piece: by calls, devices or machines.
+The state of a row is its output and its log-sum-exp. The weight of each state follows from the
+log-sum-exps alone, so several calls, devices or machines can each attend over a part of the keys.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ _EMPTY = -math.inf  # log-sum-exp of no keys
 def merge_state(
     v_a: Any, s_a: Any, v_b: Any, s_b: Any, *, lse_base: str = "e"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge two states of attention, each over some of the keys, into that over both.
+    """Merge two states of attention, each over a part of the keys, into the state over both parts.
 
-    Torch operators on whichever device the tensors are: captured in CUDA graphs, compiled and
-    differentiated as such. Computed in float32 (float64 for float64).
+    It runs torch operators on the tensors' device, so it can be captured in CUDA graphs, compiled
+    and differentiated. It computes in float32 (float64 for float64).
 
     Args:
-        v_a: [rows, heads, dim], the first output; any other axes before `dim` do as well, such as
-            [batch, heads, rows, dim]. Any type of floats.
-        s_a: its log-sum-exp, shaped like v_a without `dim`; -inf where no key was seen, and v_a
-            then counts for nothing, whatever it holds.
-        v_b, s_b: the second, shaped alike.
-        lse_base: "e" or "2", base of the log-sum-exps, as the wrapper was told.
+        v_a: [rows, heads, dim], the first output; other axes before `dim` are accepted, too, such
+            as [batch, heads, rows, dim]. Any float type.
+        s_a: log-sum-exp of the first state, shaped like v_a without `dim`; -inf where no key was
+            seen, and v_a is then ignored.
+        v_b, s_b: output and log-sum-exp of the second state, shaped like v_a and s_a.
+        lse_base: "e" or "2", base of the log-sum-exps, as in the wrapper's `lse_base`.
 
     Returns:
-        The output in v_a's type, and the log-sum-exp in float32 (float64 where s_a or s_b is):
-        0 and -inf where both are empty; NaN and inf where a log-sum-exp is inf and none NaN, as
-        attention over both would give; NaN and NaN where one is NaN.
+        The output in v_a's type, and the log-sum-exp in float32 (float64 if s_a or s_b is float64).
+        They are 0 and -inf where both states are empty; NaN and inf where a log-sum-exp is inf and
+        none is NaN, as attention over both parts would give; NaN and NaN where one is NaN.
 
     Raises:
-        WrongShape, WrongDType, WrongDevice: tensors that do not belong together.
+        WrongShape, WrongDType, WrongDevice: tensors do not match.
         ArgumentError: no such base.
     """
     v_a, s_a, v_b, s_b = _tensors(v_a=v_a, s_a=s_a, v_b=v_b, s_b=s_b)
@@ -57,21 +57,21 @@ def merge_state(
 
 
 def merge_states(v: Any, s: Any, *, lse_base: str = "e") -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge any number of states of attention, each over some of the keys, as `merge_state` does.
+    """Merge any number of states of attention, each over a part of the keys, like `merge_state`.
 
     Args:
         v: [rows, num_states, heads, dim], the outputs; more axes may come first.
-        s: [rows, num_states, heads], their log-sum-exps.
+        s: [rows, num_states, heads], the log-sum-exps.
         lse_base: "e" or "2", base of the log-sum-exps.
 
     Returns:
         The output [rows, heads, dim] in v's type, and the log-sum-exp [rows, heads] in float32
-        (float64 where s is): 0 and -inf where all states are empty, or where there are none; inf
-        and NaN as `merge_state` has them.
+        (float64 if s is float64). They are 0 and -inf where all states are empty, or if there are
+        no states; inf and NaN follow the rules of `merge_state`.
 
     Raises:
-        WrongShape, WrongDType, WrongDevice: tensors that do not belong together.
-        ArgumentError: no such base, or states in a list.
+        WrongShape, WrongDType, WrongDevice: tensors do not match.
+        ArgumentError: no such base, or states were given as a list.
     """
     for name, states in (("v", v), ("s", s)):
         if isinstance(states, (list, tuple)) and any(torch.is_tensor(one) for one in states):
@@ -89,13 +89,13 @@ def merge_states(v: Any, s: Any, *, lse_base: str = "e") -> tuple[torch.Tensor, 
 def _merged(
     v: torch.Tensor, s: torch.Tensor, axis: int, lse_base: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One state of all along an axis. Every term that could be inf - inf is replaced before."""
+    """Merge all states along an axis. Operands of a possible inf - inf are replaced first."""
     exp, log = _functions(lse_base)
-    if v.shape[axis] == 0:  # which has no greatest: one empty state means the same
+    if v.shape[axis] == 0:  # amax needs an element; one empty state gives the same result
         one = (*s.shape[:axis], 1, *s.shape[axis + 1 :])
         v, s = v.new_zeros((*one, v.shape[-1])), s.new_full(one, _EMPTY)
-    greatest = s.detach().amax(axis, keepdim=True)  # it cancels out, and so has no gradient
-    # Infinity is not subtracted: it weighs infinity, and beside it what is finite weighs nothing.
+    greatest = s.detach().amax(axis, keepdim=True)  # it cancels out, so it needs no gradient
+    # Infinity is not subtracted: its weight is infinite, and finite log-sum-exps get weight 0.
     s = torch.where((greatest == math.inf) & (s < math.inf), _EMPTY, s)
     greatest = torch.where(greatest.abs() == math.inf, 0.0, greatest)
     weights = exp(s - greatest)
@@ -116,7 +116,7 @@ def _functions(lse_base: str) -> tuple[_Function, _Function]:
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    """In the type that is computed in."""
+    """The tensor in the type that merges compute in."""
     return x if x.dtype == torch.float64 else x.float()
 
 

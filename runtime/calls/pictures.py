@@ -1,4 +1,4 @@
-"""Where a picture may go: matplotlib decides by the ending of a file, and is asked beforehand."""
+"""A check of a picture's path before drawing: the ending determines matplotlib's format."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def picture_path(path: str | Path, what: str, others: tuple[str, ...] = ()) -> P
     """The path, if matplotlib writes files with its ending.
 
     Args:
-        path: as a user gave it.
-        what: draws there, for messages.
+        path: the user's argument.
+        what: the function that draws, for messages.
         others: endings that the caller writes without matplotlib.
 
     Raises:
-        ArgumentError: an ending that nobody writes, or none, or no path.
+        ArgumentError: the ending is unknown or missing, or `path` is no path.
         MissingPackage: matplotlib is not installed.
     """
     if not isinstance(path, (str, os.PathLike)):
@@ -32,7 +32,7 @@ def picture_path(path: str | Path, what: str, others: tuple[str, ...] = ()) -> P
         requirement = "matplotlib>=3.8"
         raise MissingPackage(what=what, package="matplotlib", requirement=requirement) from error
     known = sorted(FigureCanvasBase.get_supported_filetypes())
-    if ending[1:] not in known:  # without an ending, the file got another name
+    if ending[1:] not in known:  # without an ending, matplotlib would change the name
         first = ", ".join((*others, ".png", ".svg"))
         reason = f"{str(path)!r} ends in no format of pictures; end it in {first} or another of "
         raise ArgumentError(name="path", reason=reason + ", ".join(known))

@@ -1,4 +1,4 @@
-"""Sizes of one call of `attention`, and checks that are due before a kernel is made for it."""
+"""Sizes of one call of `attention`, and checks that come before a kernel is built for it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Sizes:
 
     @classmethod
     def of(cls, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> Sizes:
-        """Read sizes off tensors, and refuse what the wrapper's own checks could not.
+        """Take the sizes from tensors, and refuse what the wrapper's own checks cannot detect.
 
         Raises:
-            WrongShape: not four dimensions, or k and v disagree with q or with each other.
+            WrongShape: a tensor does not have four dimensions, or q, k and v disagree.
             ArgumentError: no such layout.
         """
         if layout not in ("NHD", "HND"):
@@ -66,11 +66,11 @@ class Sizes:
 
     @property
     def of_kernel(self) -> tuple[int, ...]:
-        """Those that a wrapper is declared for."""
+        """The sizes that a wrapper is declared with."""
         return self.q_heads, self.kv_heads, self.dim_qk, self.dim_v
 
     def entries(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Keys or values without the entries of the batch that are the first one again."""
+        """Keys or values without batch entries that repeat the first one."""
         return tensor[:1] if self.shared else tensor
 
     def check(
@@ -81,11 +81,11 @@ class Sizes:
         layout: Layout,
         kv_dtype: torch.dtype | None,
     ) -> None:
-        """Refuse what a run would refuse, before seconds go into a kernel for it.
+        """Refuse what a run would refuse, before a kernel is built, which takes seconds.
 
         Raises:
-            ArgumentError: query heads are no multiple of the others.
-            WrongDType, WrongDevice: of k or v.
+            ArgumentError: the number of query heads is no multiple of that of key/value heads.
+            WrongDType, WrongDevice: k or v has a wrong type or device.
         """
         if self.q_heads % max(1, self.kv_heads):
             swapped = self.keys > 0 and self.rows > 0 and self.rows % self.keys == 0
@@ -113,15 +113,15 @@ class Sizes:
 
 
 def _is_one_entry(k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether strides say that all entries of the batch are the same memory."""
+    """Whether all entries of the batch are the same memory, by their strides."""
     return k.shape[0] > 1 and k.stride(0) == 0 == v.stride(0)
 
 
 def check_options(return_lse: Any, lse_base: Any, backend: Any, device: torch.device) -> None:
-    """Refuse options by which no wrapper can be looked up.
+    """Refuse options before they become part of the key that wrappers are cached by.
 
     Raises:
-        ArgumentError: no flag, no such base, or no such back end.
+        ArgumentError: `return_lse` is no flag, or there is no such base or back end.
     """
     checked_flag("return_lse", return_lse)
     checked_lse_scale(lse_base)

@@ -1,4 +1,4 @@
-"""From what an `Appender` is declared with to a checked `AppendSpec`, which needs no device."""
+"""Checks of an `Appender`'s declaration, which make an `AppendSpec` of it without a device."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def append_spec(
     dtype: str | DType | torch.dtype,
     kv_dtype: str | DType | torch.dtype | None,
 ) -> AppendSpec:
-    """Check the declaration of an `Appender`; see there.
+    """Check the declaration of an `Appender`, whose constructor documents the arguments.
 
     Raises:
-        BadHeadDim, ArgumentError: a declaration that no kernel serves.
+        BadHeadDim, ArgumentError: no kernel supports the declaration.
     """
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
@@ -47,7 +47,7 @@ def append_spec(
 
 
 def check_format(kv_format: object) -> None:
-    """Raise ArgumentError for a cache that appends do not serve."""
+    """Raise ArgumentError for a cache that appends do not support."""
     known = isinstance(kv_format, KVFormat)
     obstacle = format_of(kv_format).obstacle_to_appending if known else "is no paged cache"
     if obstacle:
@@ -58,7 +58,7 @@ def transforms_of(variant: Variant) -> TracedVariant:
     """The hooks of a variant that appends apply.
 
     Raises:
-        ArgumentError: the variant's `obstacle_to_appending`.
+        ArgumentError: the variant has an `obstacle_to_appending`.
     """
     if obstacle := variant.obstacle_to_appending:
         raise ArgumentError(name="variant", reason=obstacle)

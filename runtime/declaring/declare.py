@@ -1,4 +1,4 @@
-"""From what a user declares to a checked `AttentionSpec`."""
+"""Checks of a user's declaration, which make an `AttentionSpec` of it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _LSE_SCALE = {"e": 1.0, "2": math.log2(math.e)}
 
 
 def as_format(kv_format: Any) -> KVFormat:
-    """The format itself; None is `Ragged()`.
+    """The format itself; `Ragged()` for None.
 
     Raises:
-        BadFormat: a class or a name in place of an instance.
+        BadFormat: a class or a name was given in place of an instance.
     """
     if kv_format is None:
         return Ragged()
@@ -41,16 +41,16 @@ def as_format(kv_format: Any) -> KVFormat:
 
 
 def check_bounds(bounds: Any, kv_format: Format[Any]) -> None:
-    """Refuse bounds that no batch, or none of an indexed format, could keep.
+    """Refuse bounds that no batch, or no batch of an indexed format, can satisfy.
 
     Raises:
-        ArgumentError: something else than `Bounds`, or no room for requests, rows, or the list of
+        ArgumentError: `bounds` is no `Bounds`, or has no room for requests, rows, or the list of
             blocks.
     """
     if not isinstance(bounds, Bounds):
         reason = f"{bounds!r} is no Bounds; give warploom.Bounds(max_requests=..., ...)"
         raise ArgumentError(name="bounds", reason=reason)
-    for name in ("max_requests", "max_q_rows"):  # `Bounds.of` an empty batch has none of either
+    for name in ("max_requests", "max_q_rows"):  # `Bounds.of` an empty batch has 0 of both
         if getattr(bounds, name) == 0:
             reason = "is 0, which admits no query; give what the largest batch will have"
             raise ArgumentError(name=f"Bounds.{name}", reason=reason)
@@ -73,20 +73,20 @@ def make_spec(
     kv_dtype: str | DType | torch.dtype | None = None,
     max_scores: bool = False,
 ) -> AttentionSpec:
-    """Check the declaration.
+    """Check the declaration, and make its spec.
 
     Raises:
-        BadHeadDim: a head dimension that is no multiple of 8 from 8 to 256; of 16 for 8-bit keys
-            and values on CUDA.
-        UnsupportedSpec: a dtype that attention, or this device's back end, does not compute in, or
-            largest scores of a variant without softmax.
+        BadHeadDim: a head dimension is no multiple of 8 from 8 to 256, or of 16 for 8-bit keys and
+            values on CUDA.
+        UnsupportedSpec: attention, or this device's back end, does not compute in the dtype, or
+            largest scores are declared for a variant without softmax.
     """
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
         checked_count(name, value)
         if value % 8 or not 8 <= value <= 256:
             raise BadHeadDim(name=name, value=value, multiple=8)
-    # strides come with the tensors: both layouts are one kernel
+    # one kernel serves both layouts, since it reads strides from its parameters
     storage = replace(kv_format, layout="NHD")
     computed = _element(element, device)
     stored = None if kv_dtype is None else _stored(kv_dtype, computed)
@@ -107,7 +107,7 @@ def group_size(num_q_heads: int, num_kv_heads: int) -> int:
     """Query heads per key/value head.
 
     Raises:
-        ArgumentError: no heads, or not a multiple.
+        ArgumentError: a head count is wrong, or num_q_heads is no multiple of num_kv_heads.
     """
     checked_count("num_q_heads", num_q_heads, MAX_HEADS)
     checked_count("num_kv_heads", num_kv_heads, MAX_HEADS)
@@ -120,7 +120,7 @@ def group_size(num_q_heads: int, num_kv_heads: int) -> int:
 
 
 def checked_count(name: str, value: Any, most: int | None = None) -> None:
-    """Raises ArgumentError for anything but an int of at least 1, and `most` at most."""
+    """Raises ArgumentError for anything but an int from 1 to `most`."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
         raise ArgumentError(name=name, reason=f"is {value!r}; expected an int of at least 1")
     if most is not None and value > most:
@@ -128,7 +128,7 @@ def checked_count(name: str, value: Any, most: int | None = None) -> None:
 
 
 def checked_number(name: str, value: Any) -> int:
-    """The value; raises ArgumentError for anything but an int that is not negative."""
+    """The value as an int; raises ArgumentError for anything but an int of at least 0."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 0:
         raise ArgumentError(name=name, reason=f"is {value!r}; expected an int of at least 0")
     return int(value)
@@ -142,17 +142,17 @@ def checked_flag(name: str, value: Any) -> bool:
 
 
 def checked_lse_scale(lse_base: Any) -> float:
-    """What natural log-sum-exps are multiplied with; raises ArgumentError for no known base."""
+    """The factor of natural log-sum-exps; raises ArgumentError for an unknown base."""
     if not isinstance(lse_base, str) or lse_base not in _LSE_SCALE:
         raise ArgumentError(name="lse_base", reason=f"{lse_base!r}; expected string 'e' or '2'")
     return _LSE_SCALE[lse_base]
 
 
 def checked_scale(sm_scale: Any, head_dim: int) -> float:
-    """The factor of q.k; None is 1/sqrt(head_dim).
+    """The factor of q.k; 1/sqrt(head_dim) for None.
 
     Raises:
-        ArgumentError: no number, or none that float32 holds.
+        ArgumentError: `sm_scale` is no number, or does not fit into float32.
     """
     if sm_scale is None:
         return float(head_dim**-0.5)
@@ -172,7 +172,7 @@ def checked_scale(sm_scale: Any, head_dim: int) -> float:
 
 
 def _stored(given: str | DType | torch.dtype, computed: DType) -> DType | None:
-    """Storage type of keys and values; None if it is the one that attention computes in."""
+    """Storage type of keys and values; None if attention computes in that type."""
     names = ", ".join(t.name for t in (computed, *NARROW_DTYPES))
     try:
         found = stored_dtype(given)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Traces kept between calls, for as long as nothing that the functors may read has changed.
+"""A cache of traces. An entry is valid until something that the functors may read changes.
 
 Values of fields are not part of the key. A functor's code is, and so are the plain attributes,
 globals and closures it may read, and its helpers. A variant without a key is traced at every call.
@@ -19,14 +19,14 @@ from warploom.dsl.variants.variant import Variant
 
 _LIMIT = 256
 _traced: OrderedDict[Hashable, tuple[TracedVariant, object]] = OrderedDict()
-_lock = forks.lock()  # of the dictionary: traces are made outside of it
+_lock = forks.lock()  # protects the dictionary; tracing happens outside of it
 
 
 @unseen
 def traced_once(variant: Variant) -> tuple[Hashable, TracedVariant]:
-    """A key for what is made of a variant, and its graphs, from the cache if they are known.
+    """A variant's graphs, from the cache if they are there, and a key for what is built from them.
 
-    The graphs themselves are that key: equal ones, however they came about, make equal kernels.
+    The graphs themselves are that key: equal graphs, however they arose, make equal kernels.
     """
     key, alive = fingerprint(variant)
     if key is None:
@@ -37,7 +37,7 @@ def traced_once(variant: Variant) -> tuple[Hashable, TracedVariant]:
         if found is not None:
             _traced.move_to_end(key)
     if found is None:
-        # what the key holds ids of is kept with it
+        # the key contains ids of the objects in `alive`, so the entry keeps these alive
         found = _traced_now(variant), alive
         with _lock:
             _traced[key] = found

@@ -1,4 +1,4 @@
-"""What a wrapper's options decide without a device: checks, and what kernels are made of."""
+"""Checks of a wrapper's options, and the kernel specs that follow from them, without a device."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def checked_options(
     key_transform: Way,
     workspace: Any = None,
 ) -> tuple[Options, KeyTransform]:
-    """The options of a wrapper, checked; see there.
+    """The checked options of a wrapper, whose constructor documents the arguments.
 
     Args:
         spec: the declaration.
-        backend: that it will run on.
-        planned_format: whose blocks plans must list.
-        group_size: query heads for each key/value head.
+        backend: the back end that it will run on.
+        planned_format: the format as planners use it.
+        group_size: query heads per key/value head.
         bounds, cuda_graph, batch_invariant, sm_limit, tile, key_transform, workspace: as given.
 
     Raises:
-        ArgumentError: one of them is wrong, or they do not go together.
+        ArgumentError: an option is wrong, or options contradict each other.
     """
     cuda_graph = checked_flag("cuda_graph", cuda_graph)
     batch_invariant = checked_flag("batch_invariant", batch_invariant)
@@ -68,14 +68,14 @@ def checked_options(
     transform = KeyTransform.of(
         key_transform, tile is not None, obstacle, for_fused, pretransform_rows(spec)
     )
-    may_mix = workspace is None and mixed_roles()  # two roles want more memory than one tile
+    may_mix = workspace is None and mixed_roles()  # two roles need more memory than one tile
     is_native = planned_format.native_storage is not None
     options = Options(bounds, cuda_graph, batch_invariant, sm_limit, tile, may_mix, is_native)
     return options, transform
 
 
 def _check_tile(tile: Any, group_size: int) -> None:
-    """Refuse what is no tile on any back end; raises ArgumentError."""
+    """Raise ArgumentError if `tile` is not valid on any back end."""
     if not isinstance(tile, TileConfig):
         raise ArgumentError(name="tile", reason=f"is {tile!r}; expected a TileConfig or None")
     _check_sizes(tile)
@@ -102,7 +102,7 @@ def _check_sizes(tile: TileConfig) -> None:
 
 
 def _check_roles(tile: TileConfig, decode: Any, group_size: int) -> None:
-    """Refuse a tile for decodes that no launch can have beside the other; raises ArgumentError."""
+    """Raise ArgumentError if no launch can have `decode` beside the tile for prefills."""
     if not isinstance(decode, TileConfig):
         reason = f"has decode={decode!r}; expected a TileConfig or None"
     elif decode.decode is not None:
@@ -121,7 +121,7 @@ def _check_roles(tile: TileConfig, decode: Any, group_size: int) -> None:
 def kernel_parts(
     spec: AttentionSpec, heads: Heads, transform: KeyTransform
 ) -> tuple[AttentionSpec, PretransformSpec | None, bool]:
-    """What `KernelChoice` is made of: spec, how keys may be pretransformed, whether always."""
+    """Arguments of `KernelChoice`: spec, pretransform kernel or None, whether it always runs."""
     made = for_group_size(spec, heads.group_size)
     pretransform = PretransformSpec.of(made, heads.num_kv) if transform.may_be_before else None
     return made, pretransform, transform.way == "before"

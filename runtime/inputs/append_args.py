@@ -1,4 +1,4 @@
-"""Checks of what an append is given: new vectors, caches, lengths and tables."""
+"""Checks of an append's arguments: new vectors, caches, lengths and page tables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from warploom.runtime.tensors.strides import obstacle, reachable
 from warploom.runtime.tensors.tensors import as_torch, byte_span
 from warploom.scheduler.model.bounds import INT32_MAX
 
-_VECTOR = 8  # elements, on a GPU
+_VECTOR = 8  # elements that a GPU thread loads or stores at once
 _ROW_AXES = ("row", "head", "dim")
 _TABLES = ("indptr", "kv_indptr", "kv_indices", "last_page_len")
 
@@ -51,7 +51,7 @@ def check_tensors(
 
     Raises:
         WrongDType, WrongDevice, WrongShape: a wrong tensor.
-        WrongStride: of a cache; new vectors may lie anyhow.
+        WrongStride: strides of a cache; new vectors may have any strides.
     """
     rows = len(k) if k.dim() else 0
     order = ("token", "head") if geometry.kv_format.layout == "NHD" else ("head", "token")
@@ -70,14 +70,14 @@ def check_tensors(
         by_axis = dict(zip(axes, tensor.stride(), strict=True))
         wanted = ("row", "head") if axes is _ROW_AXES else ("block", "token", "head")
         found += [by_axis[axis] for axis in wanted]
-    if rows * geometry.num_kv_heads > INT32_MAX:  # kernels count vectors so
+    if rows * geometry.num_kv_heads > INT32_MAX:  # kernels count vectors in int32
         most = INT32_MAX // geometry.num_kv_heads
         raise WrongShape(name="k", got=tuple(k.shape), expected=f"at most {most} rows at a time")
     return tuple(found)
 
 
 def reachable_rows(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """New keys and values with copies of those that the kernel cannot reach; None if it can."""
+    """New keys and values, copied where the kernel cannot reach them; None if it reaches both."""
     found = {name: obstacle(x, _vector_bytes(x)) for name, x in (("k", k), ("v", v))}
     if not any(found.values()):
         return None
@@ -89,21 +89,21 @@ def reachable_rows(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def _vector_bytes(tensor: torch.Tensor) -> int:
-    """Bytes that a kernel reads or writes at a time."""
+    """Bytes that a kernel reads or writes at once."""
     return _VECTOR * tensor.element_size() if tensor.is_cuda else 1
 
 
 def check_sources_apart(addresses: Sequence[int], spans: Sequence[int]) -> None:
-    """Refuse new vectors in the caches' own memory: pages are written while they are read.
+    """Refuse new vectors in the memory of a cache: the kernel writes pages while it reads vectors.
 
-    As for `out` of a run, all bytes from a tensor's first to its last count as its own.
+    As for `out` of a run, all bytes from a tensor's first to its last count as the tensor's.
 
     Args:
-        addresses: of k, v, the k cache and the v cache.
+        addresses: addresses of k, v, the k cache and the v cache.
         spans: bytes of each.
 
     Raises:
-        ArgumentError: k or v reaches into a cache.
+        ArgumentError: k or v overlaps a cache.
     """
     k, v, *caches = ((begin, begin + span) for begin, span in zip(addresses, spans, strict=True))
     for name, new in (("k", k), ("v", v)):
@@ -117,13 +117,14 @@ def check_sources_apart(addresses: Sequence[int], spans: Sequence[int]) -> None:
 
 
 def check_caches_apart(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-    """Refuse caches with elements in common; each may lie in the gaps of the other.
+    """Refuse caches with common elements; one may lie in the gaps between the other's elements.
 
     Args:
-        k_cache, v_cache: of one type and as many dimensions, no elements of one overlap.
+        k_cache, v_cache: tensors of one type and number of dimensions; elements of one tensor do
+            not overlap each other.
 
     Raises:
-        ArgumentError: they share memory, or their strides do not tell that they do not.
+        ArgumentError: the caches share memory, or their strides do not prove that they do not.
     """
     if not overlap(byte_range(k_cache), byte_range(v_cache)):
         return
@@ -141,8 +142,8 @@ def check_caches_apart(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
 def _fits_gaps(low: torch.Tensor, high: torch.Tensor, distance: int) -> bool:
     """Whether both are parts of one tensor, in which the second begins `distance` behind the first.
 
-    What axes of smaller strides span of the first ends before the second begins; those of greater
-    strides are common to both, and step over what lies within.
+    That is so if the axes with strides up to `distance` span less than `distance` in the first, and
+    the axes with greater strides are common to both and step over all that smaller axes span.
     """
     axes = []
     for step, other, size, size_of_other in zip(
@@ -189,17 +190,17 @@ def _check_one(
 
 
 def _fits(tensor: torch.Tensor, axes: tuple[str, ...], sizes: Mapping[str, int]) -> bool:
-    """Whether the tensor has these axes, with the sizes that are known."""
+    """Whether the tensor can have these axes, given the known sizes."""
     return tensor.dim() == len(axes) and all(
         size == sizes.get(axis, size) for axis, size in zip(axes, tensor.shape, strict=True)
     )
 
 
 def check_heads(k: torch.Tensor, k_cache: torch.Tensor, layout: str) -> None:
-    """Refuse a cache [block, ...] whose heads are those of k only in the other layout.
+    """Refuse a cache [block, ...] whose head count matches that of k in the other layout only.
 
     Raises:
-        WrongShape: with the layout that would fit it.
+        WrongShape: the message names the layout that fits.
     """
     is_nhd, heads = layout == "NHD", k.shape[1]
     if k_cache.shape[2 if is_nhd else 1] == heads or k_cache.shape[1 if is_nhd else 2] != heads:
@@ -214,18 +215,18 @@ def index_arrays(
 ) -> list[torch.Tensor]:
     """indptr, kv_indptr, kv_indices and last_page_len as tensors on the device.
 
-    Those that lie there are taken as they are; others are checked and copied.
+    Values of device tensors are not checked. Host arrays are checked and copied.
 
     Args:
-        kv_format: of the cache.
-        device: of the kernel.
+        kv_format: format of the cache.
+        device: device of the kernel.
         given: the four arrays.
         rows: new rows of keys.
         pages: pages of the cache.
 
     Raises:
-        WrongDType, WrongDevice, WrongShape: a tensor on the device.
-        BadIndptr, BadLength, IndexOutOfRange, WrongShape: an array on the host.
+        WrongDType, WrongDevice, WrongShape: a tensor on the device is wrong.
+        BadIndptr, BadLength, IndexOutOfRange, WrongShape: an array on the host is wrong.
     """
     on_device = [isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in given]
     if not any(on_device):

@@ -1,4 +1,4 @@
-"""Checks of q, k, v, out and lse against the declaration and the plan, and their strides."""
+"""Checks of q, k, v, out and lse against the declaration and the plan; they return strides."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ KV: TypeAlias = tuple[torch.Tensor, torch.Tensor] | torch.Tensor  # a pair, or a
 
 @dataclass(frozen=True)
 class Geometry:
-    """What every tensor of a wrapper must agree with.
+    """Sizes, types and device that every tensor of a wrapper must agree with.
 
     Attributes:
         kv_format: how keys and values are stored.
-        num_q_heads, num_kv_heads: heads; the first is a multiple of the second.
+        num_q_heads, num_kv_heads: head counts; num_q_heads is a multiple of num_kv_heads.
         head_dim_qk, head_dim_v: lengths of query/key and of value/output vectors.
         dtype: type of q and out.
         kv_dtype: type of k and v.
         device: where all tensors must be.
-        is_declared: the user named the types; `attention` reads them off q and k.
+        is_declared: whether the user declared the types; `attention` takes them from q and k.
     """
 
     kv_format: KVFormat
@@ -57,7 +57,7 @@ class Geometry:
 
     @cached_property
     def format(self) -> Format[KVFormat]:
-        """What the format does at run time."""
+        """The format's run-time behaviour."""
         return format_of(self.kv_format)
 
     @property
@@ -87,12 +87,12 @@ def checked_kv(kv: Any, kv_format: KVFormat, shared: bool = False) -> KV:
     """Keys and values as torch tensors: a pair, or one paged cache [pages, 2, ...].
 
     Args:
-        kv: either of the two.
-        kv_format: of the cache.
-        shared: they are written to; what would be copied is refused.
+        kv: the pair or the cache.
+        kv_format: format of the cache.
+        shared: whether the tensors are written to; then tensors that need a copy are refused.
 
     Raises:
-        ArgumentError, WrongShape: neither of the two.
+        ArgumentError, WrongShape: `kv` is neither of the two.
     """
     if isinstance(kv, (tuple, list)):
         if len(kv) != 2:
@@ -131,14 +131,14 @@ def check_query(q: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
 
 
 def _rows_from(batch: Batch) -> str:
-    """Where the number of rows comes from that q must have."""
+    """The argument of `plan` that determines how many rows q must have."""
     return "q_rows of the plan" if isinstance(batch, OnDevice) else "qo_indptr[-1] of the plan"
 
 
 def check_key_values(
     k: torch.Tensor, v: torch.Tensor, geometry: Geometry, batch: Batch
 ) -> tuple[int, ...]:
-    """Check k and v, which one list of pages or tokens addresses; returns the strides of both."""
+    """Check k and v, which share one list of pages or tokens; returns the strides of both."""
     strides = tuple(
         stride
         for name, tensor in (("k", k), ("v", v))
@@ -180,7 +180,7 @@ def _checked_key_value(
 def _fits(
     tensor: torch.Tensor, axes: tuple[str, ...], exact: dict[str, int], least: dict[str, int]
 ) -> bool:
-    """Whether the tensor has these axes, with sizes that are right or large enough."""
+    """Whether the tensor can have these axes: sizes equal `exact`, or are at least `least`."""
     if tensor.dim() != len(axes):
         return False
     sizes = zip(axes, tensor.shape, strict=True)
@@ -207,7 +207,7 @@ def check_out(out: torch.Tensor, geometry: Geometry, batch: Batch) -> tuple[int,
 def check_lse(
     lse: torch.Tensor, geometry: Geometry, batch: Batch, name: str = "lse"
 ) -> tuple[int, ...]:
-    """Check the caller's tensor for one number of each row; returns (batch, row, head) strides."""
+    """Check the caller's tensor for one number per row; returns its (batch, row, head) strides."""
     if lse.device != geometry.device:
         raise WrongDevice(name=name, got=str(lse.device), expected=str(geometry.device))
     if lse.dtype != torch.float32:
@@ -234,11 +234,11 @@ def check_results(
     batch: Batch,
     max_scores: torch.Tensor | None = None,
 ) -> None:
-    """Check what the caller gives for results, next to q, k and v.
+    """Check the caller's tensors for results; `inputs` are q, k and v.
 
     Raises:
         WrongDType, WrongDevice, WrongShape, WrongStride: a wrong tensor.
-        ArgumentError: it overlaps another one.
+        ArgumentError: a result overlaps another tensor.
     """
     if out is not None:
         check_out(out, geometry, batch)
@@ -253,7 +253,7 @@ def check_results(
 def check_apart(
     written: Mapping[str, torch.Tensor | None], inputs: Mapping[str, torch.Tensor]
 ) -> None:
-    """Refuse results whose bytes, first to last, reach into an input or each other."""
+    """Refuse results whose byte range, first to last, overlaps an input or another result."""
     taken = {name: byte_range(tensor) for name, tensor in inputs.items()}
     for name, tensor in written.items():
         if tensor is None:
@@ -273,7 +273,7 @@ def overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
 
 
 def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
-    """Address of the first byte, and that behind the last; equal if there are none."""
+    """Addresses of the first byte and behind the last byte; equal if the tensor is empty."""
     begin = tensor.data_ptr()
     return begin, begin + byte_span(tensor)
 
@@ -293,8 +293,8 @@ def check_type(tensor: torch.Tensor, name: str, geometry: Geometry, dtype: torch
 
 
 def _remedy(got: torch.dtype, name: str, geometry: Geometry, expected: torch.dtype) -> str:
-    """What to do about a tensor's type; no declaration is proposed that would be refused."""
-    if got == torch.uint8:  # how 8-bit floats are stored where torch has no type
+    """Advice for a tensor of a wrong type; it proposes no declaration that would be refused."""
+    if got == torch.uint8:  # 8-bit floats are stored as bytes where torch has no type for them
         narrow = expected if expected in _NARROW else _NARROW[0]
         declare = "" if expected in _NARROW else f" and declare kv_dtype={narrow}"
         if name in ("k", "v"):
@@ -310,7 +310,7 @@ def _remedy(got: torch.dtype, name: str, geometry: Geometry, expected: torch.dty
         )
     if not geometry.is_declared:
         return f"{convert}."
-    if name in ("k", "v") and got == torch.int8:  # a conversion would leave their scales out
+    if name in ("k", "v") and got == torch.int8:  # a conversion would lose the scales
         scales = "KVScale, HeadKVScale or TokenKVScale"
         return f"Declare kv_dtype='int8', and their scales by the variant: {scales}."
     if name == "v" and got in (*_NARROW, geometry.dtype):  # k was checked before
@@ -318,19 +318,19 @@ def _remedy(got: torch.dtype, name: str, geometry: Geometry, expected: torch.dty
     if name == "k" and got in (*_NARROW, geometry.dtype):
         return f"{convert}, or declare kv_dtype={got}."
     computed = _COMPUTED if geometry.device.type == "cpu" else _COMPUTED[:2]
-    if name == "q" and got in computed:  # k and v are checked behind q, which had the right type
+    if name == "q" and got in computed:  # q is checked first: k and v may agree
         return f"{convert}, or declare dtype={got}."
     return f"{convert}."
 
 
 def check_writable(tensor: torch.Tensor, name: str) -> None:
-    """Writing must reach no place twice, and nothing that torch should know of.
+    """Check that a kernel may write a tensor: no two elements overlap, and no gradient is tracked.
 
     Raises:
         WrongStride: elements overlap.
         ArgumentError: the tensor requires a gradient.
     """
-    reach = 0  # of the axes with smaller strides
+    reach = 0  # offset of the last element along the axes with smaller strides
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride <= reach and tensor.numel():
             expected = "elements that overlap, as of an expanded tensor, cannot be written"
@@ -342,7 +342,7 @@ def check_writable(tensor: torch.Tensor, name: str) -> None:
 
 
 def row_strides(strides: tuple[int, ...], geometry: Geometry) -> tuple[int, ...]:
-    """The (batch, row, head) strides among those of q, out or lse."""
+    """The (batch, row, head) strides of q, out or lse; 0 for an axis that it does not have."""
     by_name = dict(zip(geometry.q_axes, strides, strict=False))  # lse has no dim
     return tuple(by_name.get(axis, 0) for axis in ("batch", "row", "head"))
 

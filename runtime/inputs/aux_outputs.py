@@ -1,4 +1,4 @@
-"""What `run` and `attention` return beside the output, asked for as in FlexAttention."""
+"""Results of `run` and `attention` beside the output, requested as in FlexAttention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KNOWN = ("lse", "max_scores")
 
 
 class AuxRequest(NamedTuple):
-    """What to return beside the output; FlexAttention's own record of this name serves as well.
+    """What to return beside the output; FlexAttention's own `AuxRequest` is accepted, too.
 
     Attributes:
         lse: the log-sum-exp of each row.
@@ -25,12 +25,12 @@ class AuxRequest(NamedTuple):
 
 
 class AuxOutput(NamedTuple):
-    """What was asked for; None is what was not.
+    """The requested results; those not requested are None.
 
     Attributes:
         lse: float32, shaped like q without head_dim: the log-sum-exp, in the base of `lse_base`.
-        max_scores: float32, shaped likewise: the largest score that a row sees, after
-            `logits_transform` and in natural units whatever `lse_base` is; -inf if it sees nothing,
+        max_scores: float32, shaped like `lse`: the largest score that a row sees, after
+            `logits_transform` and in natural units for any `lse_base`; -inf if the row sees no key,
             NaN if it sees NaN.
     """
 
@@ -39,7 +39,7 @@ class AuxOutput(NamedTuple):
 
 
 class Requested(Protocol):
-    """An `AuxRequest`, ours or torch's."""
+    """An `AuxRequest`, warploom's or torch's."""
 
     @property
     def lse(self) -> bool: ...
@@ -52,30 +52,31 @@ class MaxScores:
     """Where a run writes the largest scores.
 
     Attributes:
-        tensor: the caller's, or None until the run makes one.
+        tensor: the caller's tensor, or None until the run allocates one.
     """
 
     def __init__(self, tensor: torch.Tensor | None = None) -> None:
         self.tensor = tensor
 
     def put(self, made: torch.Tensor) -> None:
-        """Take what somebody else has worked out."""
+        """Store scores that were computed elsewhere."""
         self.tensor = made if self.tensor is None else self.tensor.copy_(made)
 
 
 def with_aux(
     result: torch.Tensor | tuple[torch.Tensor, torch.Tensor], told: MaxScores | None
 ) -> tuple[torch.Tensor, AuxOutput]:
-    """An output, perhaps with a log-sum-exp, as calls with a request return it."""
+    """The result of a run, with or without log-sum-exp, in the form of a call with `return_aux`."""
     out, sums = result if isinstance(result, tuple) else (result, None)
     return out, AuxOutput(sums, None if told is None else told.tensor)
 
 
 def checked_request(return_aux: Any, return_lse: Any) -> AuxRequest:
-    """A request as our own record.
+    """A request as warploom's own `AuxRequest`.
 
     Raises:
-        ArgumentError: no request, one for what warploom does not have, or `return_lse` beside it.
+        ArgumentError: `return_aux` is no request, or requests an unknown result, or `return_lse` is
+            set, too.
     """
     names = getattr(type(return_aux), "_fields", ())
     if "lse" not in names:
@@ -96,10 +97,10 @@ def checked_request(return_aux: Any, return_lse: Any) -> AuxRequest:
 
 
 def check_has_scores(spec: AttentionSpec) -> None:
-    """Refuse to tell the largest scores of a sum that has none.
+    """Refuse largest scores for a variant that has none.
 
     Raises:
-        UnsupportedSpec: a variant without softmax.
+        UnsupportedSpec: the variant has no softmax.
     """
     if not spec.variant.softmax:
         raise UnsupportedSpec(
@@ -110,10 +111,10 @@ def check_has_scores(spec: AttentionSpec) -> None:
 
 
 def check_is_declared(spec: AttentionSpec) -> None:
-    """Refuse runs that ask a kernel for what it was not made to tell.
+    """Refuse runs that request largest scores from kernels that do not write them.
 
     Raises:
-        ArgumentError: max_scores were not declared.
+        ArgumentError: `max_scores` was not declared.
     """
     if not spec.max_scores:
         reason = (

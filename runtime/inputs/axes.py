@@ -1,4 +1,4 @@
-"""Sizes of extra tensors: what the dimensions of each axis must measure for a batch."""
+"""Sizes that the dimensions of a field's tensor must have for a batch, by axis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from warploom.runtime.formats.batch import Batch
 from warploom.runtime.inputs.args import Geometry
 from warploom.scheduler.model.bounds import Bounds
 
-# What FlexAttention calls positions.
+# FlexAttention's names of positions.
 _FLEX: dict[str | int, str] = {
     "batch": "b",
     "q_head": "h",
@@ -23,7 +23,7 @@ _FLEX: dict[str | int, str] = {
 
 
 def axis_sizes(geometry: Geometry, batch: Batch) -> dict[str, int]:
-    """Length of a dimension of each axis for this batch: heads exactly, others at least."""
+    """Length of each axis for this batch: exact for heads, a minimum for other axes."""
     return {
         "batch": batch.num_requests,
         "q_head": geometry.num_q_heads,
@@ -36,7 +36,7 @@ def axis_sizes(geometry: Geometry, batch: Batch) -> dict[str, int]:
 
 
 def lane_sizes(traced: TracedVariant, dim_qk: int, dim_v: int) -> dict[str, dict[str, int]]:
-    """Length of `lane` of each tensor: that of the vectors in the hooks that read it."""
+    """Length of axis `lane` of each tensor: that of the longest vector in hooks that read it."""
     sizes: dict[str, dict[str, int]] = {}
     for hook, root in traced.hooks.items():
         long = hook in ("query_transform", "key_transform")
@@ -49,7 +49,7 @@ def lane_sizes(traced: TracedVariant, dim_qk: int, dim_v: int) -> dict[str, dict
 
 
 def reserved_sizes(bounds: Bounds) -> dict[str, int]:
-    """The largest length of a dimension of each axis that depends on the batch."""
+    """The largest length of each axis whose length depends on the batch."""
     return {
         "batch": bounds.max_requests,
         "kv_pos": bounds.max_kv_len,
@@ -59,7 +59,7 @@ def reserved_sizes(bounds: Bounds) -> dict[str, int]:
     }
 
 
-BATCH_AXES = frozenset(reserved_sizes(Bounds(1, 1, 1)))  # whose lengths depend on the batch
+BATCH_AXES = frozenset(reserved_sizes(Bounds(1, 1, 1)))  # axes whose length depends on the batch
 
 
 def check_captured(

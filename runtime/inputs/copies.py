@@ -1,4 +1,4 @@
-"""Copies of host tensors on a device, made once and renewed when their source is written."""
+"""Cached device copies of host tensors, copied again when their source was written."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from warploom.runtime.devices.graph import is_capturing, refuse_under_capture
 
 
 def refuse_copying(device: torch.device, may_be_kept: bool = False) -> None:
-    """Raise ForbiddenUnderCapture: a tensor on the host would have to be copied now.
+    """Raise ForbiddenUnderCapture if `device` is capturing: a host tensor had to be copied now.
 
     Args:
-        device: where to.
-        may_be_kept: a copy that was made before would do.
+        device: the destination.
+        may_be_kept: whether a copy from before the capture would be used, so the message says so.
     """
     earlier = ", or call with it once before the capture" if may_be_kept else ""
     what, remedy = "a tensor on the host had to be copied", f"Put it on the device{earlier}."
@@ -31,11 +31,11 @@ class DeviceCopy:
 
     Attributes:
         tensor: the copy.
-        version: that of the source when it was copied.
+        version: version of the source when it was copied.
     """
 
     def __init__(self, tensor: torch.Tensor, version: int) -> None:
-        """Take a copy that the current stream has just allocated and been given to make."""
+        """Take a copy that was just allocated and enqueued on the current stream."""
         self.tensor = tensor
         self.version = version
         self._readers: dict[int, torch.cuda.Stream] = {}
@@ -45,7 +45,7 @@ class DeviceCopy:
         return torch.cuda.current_stream(self.tensor.device) if self.tensor.is_cuda else None
 
     def renew(self, host: torch.Tensor, version: int) -> None:
-        """Copy again, behind all that was enqueued to read what is there."""
+        """Copy again, after all enqueued reads of the old contents."""
         stream = self._current()
         if stream is not None:
             for reader in self._readers.values():
@@ -56,9 +56,9 @@ class DeviceCopy:
         self._writer = stream
 
     def use(self) -> torch.Tensor:
-        """The copy, for what the current stream is given next: behind its writing.
+        """The copy, for work enqueued next on the current stream, which waits for the last write.
 
-        Captured work waits for nothing: who replays it orders it.
+        Captured work waits for nothing: the caller must order its replays.
         """
         if self._writer is None or is_capturing(self.tensor.device):
             return self.tensor
@@ -68,7 +68,7 @@ class DeviceCopy:
             if stream != self._writer:
                 stream.wait_stream(self._writer)
             if stream != self._owner:
-                self.tensor.record_stream(stream)  # it may be dropped while that reads
+                self.tensor.record_stream(stream)  # the copy may be dropped while the stream reads
         return self.tensor
 
 
@@ -76,11 +76,11 @@ _Copies: TypeAlias = dict[tuple[torch.device, DType], DeviceCopy]
 
 
 class DeviceCopies:
-    """Copies by the identity of their source; they live as long as it.
+    """Copies by the identity of their source; a copy lives as long as its source.
 
-    A source that changed is copied into the same memory, so that a captured CUDA graph reads its
-    values of the last call. Changes are seen by the version that torch counts: not those made
-    through `.data` or an array that shares the memory. All threads and streams may ask.
+    A changed source is copied into the same memory, so that a captured CUDA graph reads the values
+    of the last call. Changes are detected by torch's version counter, which does not count writes
+    through `.data` or through an array that shares the memory. Any thread and stream may call it.
     """
 
     def __init__(self) -> None:
@@ -98,15 +98,15 @@ class DeviceCopies:
 
         Args:
             source: the host tensor, as its owner holds it.
-            device: where the copy belongs.
-            dtype: what the kernel reads.
-            host: gives what to copy: `source` in that type.
+            device: device of the copy.
+            dtype: type that the kernel reads.
+            host: returns `source` converted to that type.
 
         Raises:
             ForbiddenUnderCapture: a CUDA graph is being captured, and there is no copy yet, or the
                 source was written since.
         """
-        if source.is_inference():  # torch does not count the writes to these
+        if source.is_inference():  # torch does not count writes to inference tensors
             refuse_copying(device)
             return host().to(device)
         version = source._version

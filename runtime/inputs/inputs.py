@@ -1,4 +1,4 @@
-"""A variant's extra scalars and tensors: where values come from, checks, and their parameters."""
+"""A variant's extra scalars and tensors: origin of values, checks, and kernel parameters."""
 
 from __future__ import annotations
 
@@ -53,24 +53,24 @@ _NONE: frozenset[str] = frozenset()
 class Inputs:
     """Values of one wrapper's extra inputs.
 
-    They come from the variant's construction, then from `plan`, then from `run`; the later wins.
-    What `run` gives holds for that run only. Tensors that the mask reads and that are given on the
-    host are copied: the plan is made for those values, so the kernel must see the same. The next
-    plan reads them again.
+    Values come from the variant's construction, from `plan` and from `run`; the later value wins. A
+    value given to `run` holds for that run only. Host tensors that the mask reads are copied: the
+    plan is made for their values, so the kernel must read the same values. The next plan reads the
+    host tensors again.
 
-    Frozen inputs are those of a wrapper for CUDA graphs: captured launches read tensors by address,
-    size and stride, so all three stay from the first plan on. Tensors that are copied go to memory
-    that the bounds reserve, with their last entries repeated up to its size: loads clamp their
-    indices, so this changes no value. Others are read in place, and no plan takes another.
+    Frozen inputs belong to a wrapper for CUDA graphs: captured launches read tensors by address,
+    size and stride, so all three stay from the first plan on. Copies go to memory whose size is
+    reserved by the bounds, and the last entries are repeated up to that size: loads clamp their
+    indices, so this changes no value. Other tensors are read in place, and no plan accepts another.
 
     Attributes:
-        names: of all inputs.
+        names: names of all inputs.
         outputs: names of the tensors that the kernel writes; they are never copied.
         scalars: planned values by name.
         tensors: planned tensors by name, on the wrapper's device.
         known: host values of planned tensors that the mask reads.
         learnt: planned tensors that require a gradient, as they were given.
-        overridden: the last run gave values of its own, which must be undone.
+        overridden: whether the last run wrote values of its own, which must be undone.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class Inputs:
         frozen: Bounds | None = None,
         call: str = "",
     ) -> None:
-        """Begin with the defaults.
+        """Start with the fields' defaults.
 
         Args:
             traced: the variant.
             geometry: heads and device that tensors must agree with.
-            frozen: bounds of all batches, if nothing may change between plans that a captured CUDA
-                graph reads.
-            call: what is given the inputs, for messages; `plan` and `run` by default.
+            frozen: bounds of all batches, if a captured CUDA graph reads the inputs, so that they
+                may not move between plans.
+            call: the function that takes the inputs, for messages; `plan` and `run` by default.
 
         Raises:
             ArgumentError: the variant rotates more lanes than the geometry has.
@@ -101,7 +101,7 @@ class Inputs:
         self.outputs = traced.output_names
         self._geometry = geometry
         self._frozen = frozen is not None
-        self._settled = False  # planned once
+        self._settled = False  # whether a plan was made
         self._reserved = {} if frozen is None else reserved_sizes(frozen)
         self._direct = direct_indices(traced)
         self._lanes = lane_sizes(traced, geometry.head_dim_qk, geometry.head_dim_v)
@@ -113,34 +113,34 @@ class Inputs:
         self.mask_tensors = frozenset(str(n.attr) for n in nodes if n.op == "load")
         self._batch: Batch | None = None
         self._batch_sizes: dict[str, int] | None = None
-        self._lengths: LengthsCheck | None = None  # of what runs are given
+        self._lengths: LengthsCheck | None = None  # checks values given to runs
         self.scalars: dict[str, Number] = {
             field.name: field.default for field in traced.scalars if field.default is not None
         }
         self.tensors: dict[str, torch.Tensor] = {}
         self.known: dict[str, np.ndarray[Any, Any]] = {}
         self.learnt: dict[str, torch.Tensor] = {}
-        self._sources: dict[str, Any] = {}  # tensors of the mask on the host, as given,
+        self._sources: dict[str, Any] = {}  # host tensors of the mask, as given,
         self._held: dict[str, torch.Tensor] = {}  # and copies of them
         self.overridden = False
-        self._is_written = False  # what `scalars` has
-        self._written: dict[str, Any] | None = None  # scalars of the run before, if nothing else
+        self._is_written = False  # whether the block holds `scalars`
+        self._written: dict[str, Any] | None = None  # the last run's values, if all are scalars
         self._fixed = _NONE
-        self._checks_runs = geometry.device.type == "cpu"  # elsewhere none would wait
+        self._checks_runs = geometry.device.type == "cpu"  # on a GPU a check would wait for it
 
     def for_runs(self) -> dict[str, torch.Tensor]:
-        """Planned tensors that a run may be given instead."""
+        """Planned tensors that a run may replace by others."""
         fixed = self._fixed | self.mask_tensors
         return {name: tensor for name, tensor in self.tensors.items() if name not in fixed}
 
     @property
     def incomplete(self) -> bool:
-        """True if `run` must give something."""
+        """True if an input has no value yet, so that `run` must give one."""
         return len(self.scalars) + len(self.tensors) < len(self.names)
 
     @property
     def follow_batches(self) -> bool:
-        """True if planned tensors are read, or held against the batch, by each plan."""
+        """True if each plan must read planned tensors, or check them against the batch."""
         return bool(self._sources) or any(
             field.captured or name in self.outputs or not BATCH_AXES.isdisjoint(field.axes)
             for name in self.tensors
@@ -148,7 +148,7 @@ class Inputs:
         )
 
     def read(self, given: dict[str, Any]) -> dict[str, Any]:
-        """What graphs read of the values; raises UnknownInput for the first name of no field."""
+        """The values that graphs read; raises UnknownInput for the first name of no field."""
         return read_values(self._traced, given, self._unknown)
 
     def _unknown(self, name: str) -> UnknownInput:
@@ -156,11 +156,11 @@ class Inputs:
         return unknown_input(self._name, name, fields, self._call)
 
     def bind(self, given: Mapping[str, Any]) -> None:
-        """Keep values for the runs to come; raises as `offer`."""
+        """Check values and store them for later runs; raises as `offer` does."""
         self.keep(self.offer(given))
 
     def offer(self, given: Mapping[str, Any]) -> Offer:
-        """Check values, and change nothing.
+        """Check values without storing them.
 
         Raises:
             UnknownInput, WrongDType, WrongDevice, WrongShape: an input is not as declared.
@@ -177,7 +177,7 @@ class Inputs:
         return offer
 
     def keep(self, offer: Offer) -> None:
-        """Keep values for the runs to come."""
+        """Store checked values for later runs."""
         if offer.scalars:
             self._is_written = False
             self.scalars.update(offer.scalars)
@@ -193,12 +193,12 @@ class Inputs:
     def _differs(self, name: str) -> bool:
         now = as_input(self._tensor_fields[name], self._sources[name])
         copied = self._held[name][tuple(map(slice, self._shapes[name]))]
-        if now.dtype == torch.bfloat16:  # NumPy has none
+        if now.dtype == torch.bfloat16:  # NumPy has no bfloat16
             now, copied = now.float(), copied.float()
         return not np.array_equal(now.numpy(), copied.numpy(), equal_nan=True)
 
     def for_batch(self, batch: Batch, lengths: LengthsCheck | None = None) -> None:
-        """Take the lengths that tensors are checked against, and the variant's own check."""
+        """Set the batch that tensors are checked against, and the variant's own check."""
         self._fixed = _NONE
         self._lengths = lengths if self._checks_runs else None
         self._batch = batch
@@ -206,20 +206,20 @@ class Inputs:
 
     @property
     def _sizes(self) -> dict[str, int]:
-        """Of the batch; worked out where a tensor is checked."""
+        """Axis sizes of the batch, computed when a tensor is first checked."""
         if self._batch_sizes is None:
             batch = self._batch
             self._batch_sizes = {} if batch is None else axis_sizes(self._geometry, batch)
         return self._batch_sizes
 
     def fix(self, names: frozenset[str]) -> None:
-        """Refuse other tensors than the planned ones: a device has planned with their values."""
+        """Let runs refuse other tensors than the planned ones: the device planned with these."""
         self._fixed = names
 
     def check_planned(self, offer: Offer) -> dict[str, np.ndarray[Any, Any]]:
-        """Check what is offered, and else kept, against the lengths.
+        """Check values against the batch: offered ones, and stored ones that they do not replace.
 
-        Returns the host values that the mask reads, once the offer is kept.
+        Returns the host values that the mask will read once the offer is stored.
 
         Raises:
             WrongShape: a tensor is too small.
@@ -243,24 +243,24 @@ class Inputs:
         return {name: x for name, x in {**self.known, **new}.items() if x is not None}
 
     def write_planned(self, block: Members) -> None:
-        """Write all kept values, to the same block each time."""
+        """Write all stored values; `block` must be the same at each call."""
         if self.overridden or not self._is_written:
             for name, value in self.scalars.items():
                 block.set(f"x_{name}", value)
-        for name, tensor in self.tensors.items():  # always, since one may have moved
+        for name, tensor in self.tensors.items():  # always, since a tensor may have moved
             write_array(block, name, *_address(tensor))
         self.overridden, self._written = False, None
         self._settled = self._is_written = True
 
     def write_given(self, given: Mapping[str, Any], block: Members) -> dict[str, torch.Tensor]:
-        """Write the values given to `run`, after undoing those of the run before.
+        """Write the values given to `run`, after undoing those of the previous run.
 
         Returns the given tensors by field, which must live until the launch.
 
         Raises:
             UnknownInput, WrongDType, WrongDevice, WrongShape: an input is not as declared.
-            PlanMismatch: the mask reads it and `plan` was made for another value.
-            MissingInput: an input has no value from anywhere.
+            PlanMismatch: the mask reads an input, and the plan was made for another value of it.
+            MissingInput: an input has no value.
             ArgumentError: the variant's `check_lengths` refuses a host tensor of the mask.
         """
         if self._repeats(given):
@@ -268,7 +268,7 @@ class Inputs:
         if self.overridden:
             self.write_planned(block)
         values = self.check_given(given)
-        self.overridden, self._written = bool(values), None  # first: an interrupt may come between
+        self.overridden, self._written = bool(values), None  # first: an interrupt may come
         for name, value in values.items():
             if isinstance(value, torch.Tensor):
                 write_array(block, name, *_address(value))
@@ -279,11 +279,11 @@ class Inputs:
         return {name: x for name, x in values.items() if isinstance(x, torch.Tensor)}
 
     def seen(self, name: str, value: Any) -> Number | torch.Tensor:
-        """A value as an operator is given it; raises as `write_given`."""
+        """A value as an operator takes it; raises as `write_given` does."""
         return as_seen_input(self._scalar_fields.get(name) or self._tensor_fields[name], value)
 
     def _repeats(self, given: Mapping[str, Any]) -> bool:
-        """True for the very scalars of the run before, as layer after layer gives them."""
+        """True for the identical scalar objects of the last run, such as another layer's run."""
         written = self._written
         if written is None or len(written) != len(given):
             return False
@@ -293,7 +293,7 @@ class Inputs:
         return True
 
     def check_given(self, given: Mapping[str, Any]) -> dict[str, Number | torch.Tensor]:
-        """Check the inputs of one run; errors as for `write_given`."""
+        """Check the inputs of one run; raises as `write_given` does."""
         values: dict[str, Number | torch.Tensor] = {}
         for name, value in given.items():
             if name in self._tensor_fields:
@@ -361,7 +361,7 @@ class Inputs:
         self._shapes[name] = tuple(new.tensor.shape)
 
     def _place(self, field: TensorField, tensor: torch.Tensor, moves: bool) -> torch.Tensor:
-        """The tensor itself, or memory of these inputs for a copy; so if it `moves`, made anew."""
+        """The tensor itself, or own memory to copy it to; a newly made one (`moves`) is copied."""
         device = self._geometry.device
         shared = device.type == "cpu" and field.name not in self.mask_tensors and not moves
         is_used = tensor.device.type != "cpu" or field.name in self.outputs
@@ -387,7 +387,7 @@ class Inputs:
         sizes = self._sizes | self._lanes.get(field.name, {})
         check_axes(field, shape, sizes)
         check_rows_apart(field, self._geometry, self._batch)
-        if field.captured:  # a declared None is any size
+        if field.captured:  # for declared fields, an axis None may have any size
             check_captured(field, shape, self._direct[field.name], sizes)
 
     def _missing(self, name: str) -> MissingInput:
@@ -395,5 +395,5 @@ class Inputs:
 
 
 def _address(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """What a captured launch knows of a tensor: address, shape and strides."""
+    """What a captured launch reads of a tensor: address, shape and strides."""
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()

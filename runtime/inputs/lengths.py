@@ -1,4 +1,4 @@
-"""A variant's own check of its mask's tensors against the lengths of a batch: once for each."""
+"""A variant's own check of its mask's tensors against the lengths of a batch, done once each."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from warploom.runtime.inputs.values import Number
 class LengthsCheck:
     """`check_lengths` of one variant for one batch.
 
-    A run is mostly given the tensors of the run before. They are looked at again if torch has
-    written to them since; of other arrays nobody counts writes, so they always are.
+    A run usually gets the same tensors as the previous run. They are checked again if torch has
+    written to them since. Writes to other arrays are not counted, so these are always checked.
 
     Args:
-        variant: that refuses.
-        batch: that the host knows.
-        names: tensors that the mask reads.
+        variant: the variant that has the check.
+        batch: a batch whose lengths the host knows.
+        names: names of the tensors that the mask reads.
     """
 
     def __init__(self, variant: Variant, batch: Batch, names: frozenset[str]) -> None:
         self._variant, self._batch, self._names = variant, batch, names
-        self._seen: dict[str, tuple[ref[torch.Tensor], int]] = {}  # by the last check of a run
+        self._seen: dict[str, tuple[ref[torch.Tensor], int]] = {}  # in the last check of a run
 
     def of_plan(self, known: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Check the host values that a plan knows; raises what the variant does."""
+        """Check the host values that a plan knows; raises what the variant raises."""
         lengths = self._batch.on_host
         self._variant.check_lengths(known, lengths.q_lens, lengths.kv_lens)
 
@@ -42,12 +42,12 @@ class LengthsCheck:
         values: Mapping[str, Number | torch.Tensor],
         known: Mapping[str, np.ndarray[Any, Any]],
     ) -> None:
-        """Check what a run is given, beside what the plan knows; raises what the variant does.
+        """Check values given to a run, together with the plan's; raises what the variant raises.
 
         Args:
             given: values of fields, as the caller holds them.
-            values: those that are new to the plan, as numbers and as tensors on the host.
-            known: what the plan knows.
+            values: the values that the plan does not know, as numbers and as host tensors.
+            known: the values that the plan knows.
         """
         new = [name for name in self._names if name in values]
         if not new or self._has_seen({name: given[name] for name in new}):

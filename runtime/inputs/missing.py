@@ -1,4 +1,4 @@
-"""Values given for fields: which are missing, unknown, or read by nothing."""
+"""Checks of values given for fields: which are missing, unknown, or not read."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from warploom.dsl.variants.variant import Variant
 from warploom.errors import MissingInput, UnknownInput, UnreadInput, WrongCall, WrongShape
 from warploom.hints import hint
 
-# Of plan() and run(), which a user may have meant by an unknown name.
+# Arguments of plan() and run() that a user may have meant by an unknown name.
 _ARGUMENTS = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "kv_lens", "out", "lse",
               "return_lse")  # fmt: skip
-# Of the wrapper, given to the wrong call; some by FlashInfer's names.
+# Options of the wrapper that may be given to the wrong call -> name here; some are FlashInfer's.
 _OPTIONS = {
     name: name
     for name in ("num_q_heads", "num_kv_heads", "head_dim", "head_dim_v", "dtype", "kv_dtype",
@@ -30,7 +30,7 @@ _OPTIONS = {
 
 
 def unknown_input(variant: str, name: str, fields: Sequence[str], call: str = "") -> UnknownInput:
-    """The error for a value of no field, given to `plan`, `run` or another call with a name."""
+    """The error for a value whose name is no field; `call` is empty for `plan` and `run`."""
     if call:
         found = hint(name, fields, _ARGUMENTS[1:4], call)
     elif not get_close_matches(name, fields, n=1) and (option := _OPTIONS.get(name)):
@@ -43,7 +43,7 @@ def unknown_input(variant: str, name: str, fields: Sequence[str], call: str = ""
 
 
 def refuse_unread(variant: Variant, read: TracedVariant, given: Mapping[str, Any]) -> None:
-    """Raise UnreadInput for a value given to an append that only other hooks read."""
+    """Raise UnreadInput for a value given to an append that its transforms do not read."""
     names = read.input_names
     for name in given:
         if name not in names and name not in read.unread and name in variant.fields():
@@ -53,7 +53,7 @@ def refuse_unread(variant: Variant, read: TracedVariant, given: Mapping[str, Any
 
 
 def stale_shape(error: WrongShape) -> WrongShape:
-    """The same of a tensor that was kept: no argument of the refused call shows it."""
+    """The same error for a tensor of an earlier call, which the refused call was not given."""
     name = error.facts["name"]
     remedy = (
         " It was given to an earlier plan, or bound to the variant, and stays until plan is given "
@@ -67,9 +67,9 @@ def refuse_absent(owner: str, q: Any, kv: Any, given: Mapping[str, Any], known: 
     """Raise WrongCall for a run without q or kv, whose defaults are `...`.
 
     Args:
-        owner: class of the wrapper.
-        q, kv: of the run.
-        given: its values of fields, among which a misnamed argument is.
+        owner: class name of the wrapper.
+        q, kv: the run's arguments.
+        given: the run's values of fields; a misnamed argument is among them.
         known: names of the fields.
     """
     absent = [repr(name) for name, value in (("q", q), ("kv", kv)) if value is ...]
@@ -88,7 +88,7 @@ def refuse_absent(owner: str, q: Any, kv: Any, given: Mapping[str, Any], known: 
 def missing_input(
     traced: TracedVariant, name: str, sizes: Mapping[str, int] | None = None
 ) -> MissingInput:
-    """The error for a field without a value; sizes of its axes as far as they are known."""
+    """The error for a field without a value; `sizes` are the known sizes of axes."""
     kinds = {field.name: f"{field.dtype.name} number" for field in traced.scalars}
     for field in traced.tensors:
         kinds[field.name] = f"{field.dtype.name} tensor {axes_text(field, sizes or {})}"
@@ -106,10 +106,10 @@ def refuse_missing(traced: TracedVariant, values: Mapping[str, Any]) -> None:
 def read_values(
     traced: TracedVariant, given: dict[str, Any], unknown: Callable[[str], UnknownInput]
 ) -> dict[str, Any]:
-    """The given values that graphs read; those of fields that nothing reads are not looked at.
+    """The given values that graphs read; values of unread fields are ignored.
 
     Raises:
-        UnknownInput: what `unknown` makes of the first name that is no field.
+        UnknownInput: from `unknown`, for the first name that is no field.
     """
     if not given:
         return given

@@ -1,4 +1,4 @@
-"""Values of inputs between their check and their keeping: `plan` keeps all of them, or none."""
+"""Input values that were checked but not stored yet: `plan` stores all of them, or none."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from warploom.runtime.inputs.values import Number
 
 @dataclass(frozen=True)
 class OfferedTensor:
-    """A tensor that was checked, and is not kept yet.
+    """A tensor that was checked, and is not stored yet.
 
     Attributes:
-        source: as it was given.
-        tensor: in the declared type, where the source lies.
-        placed: what the kernel will read: the tensor, or memory to copy it to.
-        held: what the mask reads of it, copied, if the host has it.
+        source: the value as it was given.
+        tensor: the value in the declared type, on the source's device.
+        placed: the memory that the kernel will read: `tensor`, or memory to copy it to.
+        held: a host copy of the part that the mask reads; None if it is on the device only.
     """
 
     source: Any
@@ -29,7 +29,7 @@ class OfferedTensor:
 
     @property
     def known(self) -> np.ndarray[Any, Any] | None:
-        """The same for planners; NumPy has no bfloat16."""
+        """`held` as an array for planners; None also for bfloat16, which NumPy does not have."""
         if self.held is None or self.held.dtype == torch.bfloat16:
             return None
         return self.held.numpy()
@@ -37,7 +37,7 @@ class OfferedTensor:
 
 @dataclass(frozen=True)
 class Offer:
-    """Values that were checked, and are not kept yet, by name."""
+    """Values that were checked, and are not stored yet, by name."""
 
     scalars: dict[str, Number]
     tensors: dict[str, OfferedTensor]

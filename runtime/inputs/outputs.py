@@ -1,4 +1,4 @@
-"""Tensors that functors record values in: checks of what a kernel writes besides its results."""
+"""Checks of tensors that functors record values in, which kernels write besides their results."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from warploom.runtime.tensors.tensors import as_torch, byte_span
 
 
 def as_given(field: TensorField, value: Any) -> torch.Tensor:
-    """A tensor for a field, copied at most where it is only read; raises as `as_input`.
+    """A tensor for a field; only tensors that kernels do not write are copied. See `as_input`.
 
     Raises:
         WrongStride: elements of an output overlap.
         ArgumentError: an output cannot be written: it is a copy, read-only, or requires a gradient.
+        and those of `as_input`.
     """
     if not isinstance(field, OutputField):
         return as_input(field, value)
@@ -35,7 +36,7 @@ def as_given(field: TensorField, value: Any) -> torch.Tensor:
 
 
 def given_to_run(field: TensorField, value: Any) -> torch.Tensor:
-    """The same for one run, which converts nothing."""
+    """A tensor for a field that `run` was given, and does not convert."""
     if isinstance(field, OutputField):
         return as_given(field, value)
     refuse_none(field, value)
@@ -45,13 +46,13 @@ def given_to_run(field: TensorField, value: Any) -> torch.Tensor:
 
 
 def type_remedy(field: TensorField, variant: str, got: torch.dtype) -> str:
-    """What to do about a tensor of another dtype than the field's."""
+    """The advice for a tensor whose dtype is not the field's."""
     is_output, expected = isinstance(field, OutputField), f"torch.{field.dtype.name}"
     change = (
         f"Allocate it with dtype={expected}" if is_output else f"Convert it with .to({expected})"
     )
     is_mask = got is torch.bool and field.dtype.name == "uint8"  # a byte may hold eight bools
-    if is_mask and field.axes == (None,) and not is_output:  # as shipped: eight bits each
+    if is_mask and field.axes == (None,) and not is_output:  # as in shipped variants: packed bits
         return "Pack a mask with wl.pack_masks."
     if is_mask and not is_output:
         return f"Pack a mask with wl.pack_masks. Where each entry is a number: {change}."
@@ -59,7 +60,7 @@ def type_remedy(field: TensorField, variant: str, got: torch.dtype) -> str:
 
 
 def check_rows_apart(field: TensorField, geometry: Geometry, batch: Batch | None) -> None:
-    """Raise ArgumentError for an output whose axes do not tell rows of dense requests apart."""
+    """Raise ArgumentError for an output whose axes do not distinguish rows of dense requests."""
     if not isinstance(field, OutputField) or "batch" in field.axes or batch is None:
         return
     if geometry.batched and batch.num_requests > 1:
@@ -73,16 +74,16 @@ def check_recorded_apart(
     given: Mapping[str, torch.Tensor],
     others: Mapping[str, torch.Tensor | None],
 ) -> None:
-    """Refuse outputs whose bytes, first to last, reach into another tensor of the run.
+    """Refuse outputs whose byte range, first to last, overlaps another tensor of the run.
 
     Args:
-        names: of the outputs.
+        names: names of the outputs.
         kept: tensors of all runs: inputs, outputs and the workspace.
         given: tensors of fields that this run is given.
         others: q, k, v and the results.
 
     Raises:
-        ArgumentError: with both names.
+        ArgumentError: two tensors overlap; the message names both.
     """
     fields = {**kept, **given}
     outputs = {name: fields.pop(name) for name in names}
@@ -96,15 +97,15 @@ def check_run_apart(
     read: Mapping[str, torch.Tensor],
     written: Mapping[str, torch.Tensor | None],
 ) -> None:
-    """Refuse what a run writes, or records, where it reads, as its caller gave it all.
+    """Refuse results and recorded outputs that overlap tensors that the run reads.
 
     Args:
-        names, kept, given: as of `check_recorded_apart`; given outputs may be NumPy's.
-        read: q, k and v.
+        names, kept, given: as in `check_recorded_apart`; given outputs may be NumPy arrays.
+        read: q, k and v, as the caller gave them.
         written: the results.
 
     Raises:
-        ArgumentError: with both names.
+        ArgumentError: two tensors overlap; the message names both.
     """
     new = {
         name: as_torch(x, name, shared=True) if name in names else x
@@ -123,7 +124,7 @@ def recorded_by(variant: Variant | type[Variant]) -> tuple[str, ...]:
 
 
 def refuse_recording(names: tuple[str, ...]) -> None:
-    """Raise ArgumentError where a call goes through an operator, which declares no such writing."""
+    """Raise ArgumentError for outputs of a call through an operator, which cannot declare them."""
     if names:
         reason = (
             "is written by the kernel, which no graph of torch repeats and no gradient knows of; "

@@ -1,4 +1,4 @@
-"""What a tensor must be to serve as a field of a variant, whatever the batch."""
+"""The check of a field's tensor that does not depend on the batch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from warploom.runtime.inputs.outputs import type_remedy
 def check_type(
     field: TensorField, tensor: torch.Tensor, device: torch.device, variant: str
 ) -> None:
-    """Raise WrongDType, WrongDevice or WrongShape for another type, place, or number of axes.
+    """Raise WrongDType, WrongDevice or WrongShape for a wrong type, device, or number of axes.
 
     Args:
-        field: as it was declared.
+        field: the declared field.
         tensor: its value.
-        device: where that must lie.
-        variant: name of whose field it is, for messages.
+        device: where the tensor must be.
+        variant: name of the variant, for messages.
     """
     expected = getattr(torch, field.dtype.name)
     if tensor.dtype != expected:

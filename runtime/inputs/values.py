@@ -1,4 +1,4 @@
-"""Values as a variant's fields declare them: numbers, and host tensors of the declared type."""
+"""Conversion of values to what a variant's fields declare: numbers, and tensors of a type."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from warploom.runtime.tensors.tensors import as_seen, as_torch, byte_span
 
 Number = bool | int | float
 
-# Tensors on devices whose values fit 32 bits, and the writes to them when they were looked at.
+# Device tensors whose values fit 32 bits -> number of writes to them when they were checked.
 _seen_on_device: MutableMapping[torch.Tensor, int] = WeakTensorKeyDictionary()
 _INTS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
@@ -34,13 +34,13 @@ _NUMBERS: dict[Kind, tuple[str, Any]] = {
 
 
 def checked_scalar(field: ScalarField, value: Any) -> Number:
-    """A number of the field's kind that its check has nothing against.
+    """The value as a number of the field's kind, accepted by the field's check.
 
     Raises:
-        WrongDType: the value is no number, or not an integer where one is declared.
-        WrongShape: it is a tensor of several numbers, or of none.
-        ArgumentError: an integer that the field's type or 32 bits do not hold, a number beyond
-            float32, or one that the field's check refuses.
+        WrongDType: the value is no number, or no integer where the field declares one.
+        WrongShape: the value is a tensor of several numbers, or of none.
+        ArgumentError: an integer does not fit into the field's type or into 32 bits, a number does
+            not fit into float32, or the field's check refuses it.
     """
     kind = field.dtype.kind
     wanted, types = _NUMBERS[kind]
@@ -80,14 +80,14 @@ def fits_float32(value: float) -> bool:
 
 
 def with_an_element(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or zeros where it has no element: loads clamp indices to those that are there."""
+    """The tensor, or zeros if it is empty: loads clamp indices to elements that must exist."""
     if tensor.numel():
         return tensor
     return tensor.new_zeros([max(size, 1) for size in tensor.shape])
 
 
 def extended(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with its last entries repeated up to a shape; zeros where it has none."""
+    """The tensor with its last entries repeated up to a shape; zeros if it is empty."""
     if not tensor.numel():
         return tensor.new_zeros(shape)
     for axis, size in enumerate(shape):
@@ -98,17 +98,17 @@ def extended(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def refuse_none(field: TensorField, value: Any) -> None:
-    """Raise ArgumentError for a tensor given as None, which as a default means that none is."""
+    """Raise ArgumentError for None in place of a tensor; only a default None means "not given"."""
     if value is None:
         kind = f"{field.dtype.name} tensor {axes_text(field, {})}"
         raise ArgumentError(name=field.name, reason=f"is None; the variant reads it: give a {kind}")
 
 
 def _from_numbers(field: TensorField, value: Any, expected: torch.dtype) -> torch.Tensor:
-    """Python's numbers as a tensor, of the declared type where that is a float, else of their own.
+    """Python numbers as a tensor, of the declared type if that is a float type, else of their own.
 
     Raises:
-        ArgumentError: they are no numbers, or not in rows of one length, or too large for torch.
+        ArgumentError: they are no numbers, or in rows of different lengths, or too large for torch.
     """
     try:
         own = torch.as_tensor(value, device="cpu")
@@ -118,7 +118,7 @@ def _from_numbers(field: TensorField, value: Any, expected: torch.dtype) -> torc
             if floats or not own.numel()
             else own
         )
-    except WarploomError:  # reading the value called warploom, which refused that
+    except WarploomError:  # reading the value called warploom, which raised this
         raise
     except (OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise ArgumentError(name=field.name, reason=f"is no tensor ({error})") from error
@@ -128,8 +128,8 @@ def as_input(field: TensorField, value: Any) -> torch.Tensor:
     """A tensor for a field; host values get the declared dtype if only their width differs.
 
     Raises:
-        ArgumentError: None, a list that is no tensor, or an integer beyond the dtype, or beyond
-            int32: kernels compute with 32 bits.
+        ArgumentError: the value is None, or a list that is no tensor, or contains an integer that
+            does not fit into the dtype or into int32, since kernels compute with 32 bits.
     """
     refuse_none(field, value)
     expected = getattr(torch, field.dtype.name)
@@ -148,14 +148,14 @@ def as_input(field: TensorField, value: Any) -> torch.Tensor:
 
 
 def lies_in(value: Any, tensor: torch.Tensor) -> bool:
-    """True if what `as_input` made of a value is the value's own memory."""
+    """True if the tensor that `as_input` made of a value shares the value's memory."""
     if isinstance(value, (list, tuple, int, float)):
         return False
     return as_torch(value, "").data_ptr() == tensor.data_ptr()
 
 
 def as_seen_input(field: ScalarField | TensorField, value: Any) -> Number | torch.Tensor:
-    """What an operator is given for a field: a number, or a tensor, which may stand for another."""
+    """A field's value as an operator takes it: a number, or a tensor, which may be a stand-in."""
     if isinstance(field, ScalarField):
         return checked_scalar(field, value)
     refuse_none(field, value)
@@ -163,12 +163,12 @@ def as_seen_input(field: ScalarField | TensorField, value: Any) -> Number | torc
 
 
 def refuse_large_on_device(field: TensorField, given: Any, tensor: torch.Tensor) -> None:
-    """Look once at what int64 tensors on a device hold, and again when torch has written to them.
+    """Check the values of an int64 device tensor once, and again when torch has written to it.
 
-    While a CUDA graph is captured, or under a compiler, nothing can be looked at.
+    While a CUDA graph is captured, or under a compiler, values cannot be checked.
 
     Raises:
-        ArgumentError: a value that 32 bits do not hold.
+        ArgumentError: a value does not fit into 32 bits.
     """
     if tensor.dtype != torch.int64 or tensor.device.type == "meta":
         return

@@ -1,4 +1,4 @@
-"""Which kernels a spec can have on one kind of machine, and their sources: nothing is compiled."""
+"""The kernels that a spec can use on one kind of machine, and their sources; compiles nothing."""
 
 from __future__ import annotations
 
@@ -20,18 +20,16 @@ from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.launching.pretransformed_keys import pretransform_rows
 from warploom.scheduler.model.layout import c_structs
 
-# Mean fused rows per request that stand for all choices of a tile: decode to long prefill.
+# Mean fused rows per request, from decode to long prefill, that sample all choices of a tile.
 _SAMPLES = (1, 8, 16, 24, 48, 64, 96, 128, 192, 1024, 2048)
-_TALL = (
-    64  # rows of a tile; a model of costs gives no fewer to requests whose keys are pretransformed
-)
+_TALL = 64  # rows; the cost model picks no smaller tile for requests with pretransformed keys
 
 
 class KernelChoice:
-    """Kernels that one spec can have, and which of them a batch gets.
+    """The kernels that one spec can use, and the choice between them for a batch.
 
     Attributes:
-        target: what they are compiled for.
+        target: what kernels are compiled for.
         pretransforms: whether keys may be transformed before attention.
     """
 
@@ -48,9 +46,9 @@ class KernelChoice:
         Args:
             spec: what to compute.
             target: what kernels are compiled for.
-            pretransform: how keys may be transformed before attention; None: only in attention.
-            always: not only where keys meet many query tiles.
-            num_sms: of a GPU.
+            pretransform: kernel that may transform keys before attention; None: only attention may.
+            always: pretransform keys even if few query tiles read them.
+            num_sms: SMs of a GPU.
         """
         self._spec = spec
         self._pretransform = pretransform
@@ -67,11 +65,11 @@ class KernelChoice:
         return self._num_sms
 
     def spec_of(self, choice: TileChoice) -> AttentionSpec:
-        """What the attention kernel of a choice is compiled for."""
+        """The spec that the attention kernel of a choice is compiled for."""
         return self._plain if choice.pretransformed_keys else self._spec
 
     def given(self, tile: TileConfig) -> TileChoice:
-        """The choice of a caller who gives a tile: keys are pretransformed if they always are."""
+        """The choice for a tile that the caller gave: it pretransforms keys only if `always`."""
         return TileChoice(tile, pretransformed_keys=self._always)
 
     def choose(
@@ -81,13 +79,13 @@ class KernelChoice:
         keys: int | None = None,
         may_pretransform: bool = True,
     ) -> TileChoice:
-        """The tile for requests with this many query rows x query heads per key/value head.
+        """The tile for requests with a given mean number of fused rows.
 
         Args:
-            mean_fused_rows: that number.
+            mean_fused_rows: query rows of a request x query heads per key/value head.
             items: requests x key/value heads, if known.
-            keys: of a request, if known.
-            may_pretransform: whether the batch's keys could be transformed before.
+            keys: keys of a request, if known.
+            may_pretransform: whether the batch's keys can be transformed before attention.
         """
         often = may_pretransform and mean_fused_rows >= self._pretransform_rows
         pretransformed = self.pretransforms and (often or self._always)
@@ -108,29 +106,29 @@ class KernelChoice:
         return replace(choice, pretransformed_keys=pretransformed)
 
     def of_roles(self, group_size: int) -> tuple[TileChoice, ...]:
-        """Tiles for batches of decodes and prefills; none if these get one.
+        """Tiles with two roles for batches of decodes and prefills; none if these get one tile.
 
         Args:
-            group_size: query heads of a key/value head.
+            group_size: query heads per key/value head.
         """
         if not isinstance(self.target, Arch) or self._always:
             return ()
         return role_choices(self._spec, self.target, group_size)
 
     def obstacle_to_roles(self, group_size: int) -> str | None:
-        """Why `of_roles` has none, or None."""
-        assert isinstance(self.target, Arch)  # plans of a CPU have them by tile= alone
+        """Why `of_roles` returns no tiles; None if it returns some."""
+        assert isinstance(self.target, Arch)  # on a CPU only a given tile has two roles
         if self._always:
             return "keys are transformed before attention"
         return role_obstacle(self._spec, self.target, group_size)
 
     @cached_property
     def _plain(self) -> AttentionSpec:
-        """The spec of kernels whose keys come transformed."""
+        """The spec of kernels that read pretransformed keys."""
         return for_pretransformed_keys(self._spec)
 
     def candidates(self, fewest_rows: float = 1) -> list[TileChoice]:
-        """Every choice that `choose` can make, for this many fused rows or more."""
+        """Every choice that `choose` can make for `fewest_rows` or more fused rows."""
         if not self.pretransforms:
             return self._candidates(False, fewest_rows)
         if self._always:
@@ -149,21 +147,22 @@ class KernelChoice:
         return list(dict.fromkeys(chosen))
 
     def composed_candidates(self, fewest_rows: float) -> list[TileChoice]:
-        """Every choice for a composed plan: the model's, or if there is none, by rows."""
+        """Every choice for a composed plan: by the cost model, or without one by rows."""
         return [TileChoice(tile) for tile in self._composed] or self.candidates(fewest_rows)
 
     @cached_property
     def _composed(self) -> list[TileConfig]:
-        """Tiles of the model of shared prefixes: finding them takes as long as a plan."""
+        """Tiles of the shared-prefix cost model; finding them takes as long as a plan."""
         return composed_tiles(self._spec, self.target) if isinstance(self.target, Arch) else []
 
     def cheapest_composed(
         self, reads_with: Callable[[int], tuple[int, int, int]]
     ) -> TileChoice | None:
-        """The tile of a composed plan by the model of costs, or None where there is none.
+        """The cheapest tile of a composed plan by the cost model; None without a model.
 
         Args:
-            reads_with: keys that are read, keys that are walked, and tiles, for so many rows.
+            reads_with: for a tile's rows, the keys that are read, the keys that are walked, and the
+                number of tiles.
         """
         if not isinstance(self.target, Arch) or not self._composed:
             return None
@@ -175,12 +174,12 @@ class KernelChoice:
         )
 
     def kernel(self, choice: TileChoice) -> AttentionKernel:
-        """The attention kernel of a choice; raises UnsupportedSpec if there cannot be one."""
+        """The attention kernel of a choice; raises UnsupportedSpec if the choice has none."""
         template: Template = template_of(choice.tile) if isinstance(self.target, Arch) else CPU
         return template.kernel(self.spec_of(choice), choice.tile)
 
     def source(self, choice: TileChoice) -> KernelSource:
-        """Its text; raises UnsupportedSpec if the target cannot have it."""
+        """The source of that kernel; raises UnsupportedSpec if the target cannot run it."""
         if choice not in self._sources:
             kernel = self.kernel(choice)
             if isinstance(self.target, Arch):
@@ -190,7 +189,7 @@ class KernelChoice:
         return self._sources[choice]
 
     def sources(self, choice: TileChoice) -> list[KernelSource]:
-        """Those of all kernels that plans with a choice launch."""
+        """The sources of all kernels that plans with this choice launch."""
         before = [self.pretransform_source] if choice.pretransformed_keys else []
         return [self.source(choice), *before]
 
@@ -203,5 +202,5 @@ class KernelChoice:
 
     @cached_property
     def pretransform_source(self) -> KernelSource:
-        """Its text."""
+        """The source of the kernel that transforms keys before attention."""
         return self.pretransform.render("cuda", c_structs())

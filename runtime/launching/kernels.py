@@ -1,4 +1,4 @@
-"""A spec's kernels on one device: building and loading, each done once."""
+"""The kernels of a spec on one device, each built and loaded once."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from warploom.runtime.launching.kernel_choice import KernelChoice
 
 @dataclass(frozen=True)
 class Kernel(loaded.Kernel):
-    """A loaded kernel of attention.
+    """A loaded attention kernel.
 
     Attributes:
-        tile: its sizes.
-        pretransform: the kernel that transforms its keys before, if there is one.
+        tile: tile configuration.
+        pretransform: the kernel that transforms the keys before attention, if there is one.
     """
 
     tile: TileConfig
@@ -31,7 +31,7 @@ class Kernel(loaded.Kernel):
 
 
 class Kernels(KernelChoice):
-    """Kernels of one spec on one device, made when first asked for."""
+    """Kernels of one spec on one device, built on first use."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class Kernels(KernelChoice):
 
         Args:
             spec: what to compute.
-            device: where.
-            pretransform: how keys may be transformed before attention; None: only in attention.
-            always: not only where keys meet many query tiles.
+            device: where to run.
+            pretransform: kernel that may transform keys before attention; None: only attention may.
+            always: pretransform keys even if few query tiles read them.
 
         Raises:
             NoHostCompiler: the device is the CPU and there is no compiler.
@@ -64,21 +64,21 @@ class Kernels(KernelChoice):
 
     @property
     def least_ctas(self) -> int:
-        """What the grid of any kernel has at least, known before it is built."""
+        """Lower bound of any kernel's grid size in CTAs, known before the kernel is built."""
         return self.num_sms if isinstance(self.target, Arch) else default_num_ctas()
 
     def get(self, choice: TileChoice) -> Kernel:
         """The kernel of a choice, from this process, from the cache or from the compiler.
 
         Raises:
-            CompileForbidden: it is not loaded and a CUDA graph is being captured, or compiling is
-                forbidden and it is not cached.
-            CompileError, NoHostCompiler, NoCudaCompiler, LaunchError: it could not be made.
+            CompileForbidden: the kernel is not loaded and a CUDA graph is being captured, or
+                compiling is forbidden and the kernel is not cached.
+            CompileError, NoHostCompiler, NoCudaCompiler, LaunchError: the kernel could not be made.
         """
         found = self._kernels.get(choice)
         if found is None:
             on_gpu = isinstance(self.target, Arch)
-            grid = 0 if on_gpu else default_num_ctas()  # of now
+            grid = 0 if on_gpu else default_num_ctas()  # at present
             where = self.target, self._device
             made = loaded.load(self.kernel(choice), self.source(choice), *where, grid)
             before: loaded.Kernel | None = None

@@ -1,4 +1,4 @@
-"""One run: check tensors if they changed, write their addresses, launch on the caller's stream."""
+"""One run: check tensors if they changed, write addresses, launch on the caller's stream."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ from warploom.runtime.tensors.strides import (
 )
 from warploom.runtime.tensors.tensors import byte_span
 
-_ALIGNMENT = 16  # bytes; of vectors that a CUDA kernel loads
+_ALIGNMENT = 16  # bytes of a vector that a CUDA kernel loads
 
 Result: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 
 
 class Run(NamedTuple):
-    """One call of `run`, its tensors as torch's.
+    """The arguments of one call of `run`, with torch tensors.
 
     Attributes:
         q, kv: queries, and keys and values or the cache that holds both.
-        out, lse: tensors of the caller's for the results, or None.
+        out, lse: the caller's tensors for the results, or None.
         return_lse: whether the log-sum-exp is returned.
-        given: values of fields for this run.
+        given: values of fields for this run only.
     """
 
     q: torch.Tensor
@@ -74,14 +74,14 @@ class Run(NamedTuple):
 
 
 class Launcher:
-    """Runs of one wrapper.
+    """Launches the runs of one wrapper.
 
-    Tensors are *admitted* once: their shapes, strides and types are checked, and what follows from
-    these is kept. Calls that differ in addresses only, as those of a model's layers do, cost one
-    comparison (`knows`), the addresses and the launch.
+    Tensors are *admitted* once: their shapes, strides and types are checked, and what is derived
+    from these is kept. A later call that differs in addresses only, such as that of another layer,
+    costs one comparison (`knows`), writing the addresses, and the launch.
 
     Attributes:
-        program: what runs of the last plan launch; None before.
+        program: the launches of a run of the last plan; None before the first plan.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class Launcher:
     ) -> None:
         self._geometry = geometry
         self._params = params
-        self._pretransforming = pretransforming  # for plans that want it
-        self._pretransformed: PretransformedKeys | None = None  # for this plan
+        self._pretransforming = pretransforming  # for plans that pretransform keys
+        self._pretransformed: PretransformedKeys | None = None  # None unless this plan does so
         self._members: Members = params if pretransforming is None else pretransforming.inputs
         self._inputs = inputs
         self._workspace = workspace
-        self._reads: dict[str, torch.Tensor] = {}  # by all runs, beside q, k and v
-        self._read_bytes: dict[str, tuple[int, int]] = {}  # where these begin and end
+        self._reads: dict[str, torch.Tensor] = {}  # tensors that all runs read, except q, k and v
+        self._read_bytes: dict[str, tuple[int, int]] = {}  # begin and end addresses of these
         self._shares_memory = workspace.is_given
         if workspace.is_given:
             self.reads("workspace", workspace.memory)
@@ -116,10 +116,10 @@ class Launcher:
         self._form: tuple[bool, ...] | None = None
         self._kernel: Kernel | None = None
         self.program: Program | None = None
-        self._rows: tuple[int, int] | None = None  # of what `out` was shaped for
+        self._rows: tuple[int, int] | None = None  # requests and rows that `_out_shape` is for
 
     def reads(self, name: str, tensor: torch.Tensor) -> None:
-        """Let no run write to this tensor."""
+        """Register a tensor that runs read, so that no run writes to it."""
         self._reads[name], self._read_bytes[name] = tensor, byte_range(tensor)
 
     def planned(self, batch: Batch, kernel: Kernel) -> None:
@@ -133,7 +133,7 @@ class Launcher:
         self.planned_again(batch)
 
     def planned_again(self, batch: Batch) -> None:
-        """The same of a plan for the kernel of the one before, and with its inputs."""
+        """Take a new plan with the kernel and the inputs of the previous one."""
         self._inputs.write_planned(self._members)
         self._form, self._batch = None, batch
         if self._pretransformed is not None:
@@ -143,10 +143,10 @@ class Launcher:
             self._out_shape = self._geometry.q_shape(batch, self._geometry.head_dim_v)
             self._lse_shape = self._geometry.lse_shape(batch)
             self._lse_strides = contiguous(self._lse_shape)
-            self._rows = rows  # last: an interrupt may come before
+            self._rows = rows  # last, since an interrupt may come before
 
     def _take_kernel(self, kernel: Kernel) -> None:
-        self._kernel = None  # an interrupt may come before all is taken
+        self._kernel = None  # until all is set, since an interrupt may come
         attention, self._pretransformed = Pass(kernel, self._params), None
         self.program = Program((attention,))
         if kernel.pretransform is not None and self._pretransforming is not None:
@@ -160,30 +160,30 @@ class Launcher:
         self._kernel = kernel
 
     def forget(self) -> None:
-        """Let no tensor be known any more: the next call is checked from the start."""
+        """Forget the admitted tensors: the next call is checked fully."""
         self._form = None
 
     def before_plan(self) -> None:
-        """Forget the old plan, and let the current stream wait for runs that still read it."""
+        """Forget the admitted tensors; the current stream waits for runs that read the old plan."""
         self._form = None
         self._workspace.await_last()
 
     def _used_on(self, stream: torch.cuda.Stream) -> None:
-        """Let torch give away no memory of plans and inputs before what this stream does is done.
+        """Keep torch from reusing the memory of plans and inputs before this stream is done.
 
-        It may be dropped at any time from now on: a workspace that grows leaves its old one.
+        This memory may be dropped at any time: a workspace that grows drops its old memory.
         """
         for tensor in (self._workspace.memory, *self._inputs.tensors.values()):
             if tensor.is_cuda:
                 tensor.record_stream(stream)
 
     def knows(self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool) -> bool:
-        """True if a call with these differs from the admitted one in addresses at most."""
+        """True if these arguments differ from the admitted ones in addresses at most."""
         pair = type(kv) is tuple and len(kv) == 2
         if self._form != (pair, out is None, lse is None, return_lse):
             return False
         if modes() or forward_ad._current_level >= 0 or pool_captures.is_on:
-            return False  # torch's comparison sees no modes and tangents; pools have a check
+            return False  # torch's comparison ignores modes and tangents; pools need their check
         tensors = (q, *kv) if pair else (q, kv)
         if out is not None:
             tensors = (*tensors, out)
@@ -192,16 +192,16 @@ class Launcher:
         return self._same(*tensors)
 
     def start(self, run: Run, told: MaxScores | None) -> Result:
-        """Check tensors fully and launch with them, or with copies of what the kernel cannot reach.
+        """Check tensors fully and launch, with copies of tensors that the kernel cannot reach.
 
         Args:
-            run: tensors that need not be known; their like is from now on.
-            told: where to write the largest scores, too; the next run is checked from the start.
+            run: tensors that need not be admitted yet; this call admits them.
+            told: where to write the largest scores, or None; the run after it is checked fully.
 
         Raises:
             WrongDType, WrongDevice, WrongShape, WrongStride, IndexOutOfRange: a wrong tensor.
-            ArgumentError: what is written reaches into another tensor; or a paged cache is too
-                large to be copied by every run.
+            ArgumentError: a result overlaps another tensor; or a paged cache is too large to be
+                copied by every run.
         """
         strides = self._checked_strides(run)
         reaches = not self._obstacles(run)
@@ -215,7 +215,7 @@ class Launcher:
         return self._launch_copies(run)
 
     def _admit(self, run: Run, strides: tuple[int, ...]) -> None:
-        """Write the strides of checked tensors, and know their like from now on."""
+        """Write the strides of checked tensors, so that `knows` accepts tensors like them."""
         q, kv, out, lse = run.q, run.kv, run.out, run.lse
         k, v = pair = key_value(kv)
         self._form = None
@@ -226,15 +226,15 @@ class Launcher:
         self._maps = None
         if self._tensor_maps is not None:
             self._maps = self._tensor_maps.of_layout(self._like_keys(k), v)
-        self._v_behind_k = v.data_ptr() - k.data_ptr()  # of one cache that holds both
+        self._v_behind_k = v.data_ptr() - k.data_ptr()  # used if one cache holds both
         given = [x for x in (out, lse) if x is not None]
         self._same = shortcuts.like(q, *(pair if isinstance(kv, tuple) else (kv,)), *given)
         self._spans = tuple(0 if x is None else byte_span(x) for x in (q, k, v, out, lse))
-        if not any(x.requires_grad for x in (q, k, v)):  # those are for torch in the next call
+        if not any(x.requires_grad for x in (q, k, v)):  # else the next call must go through torch
             self._form = isinstance(kv, tuple), out is None, lse is None, run.return_lse
 
     def _like_keys(self, k: torch.Tensor) -> torch.Tensor:
-        """A tensor that lies as the keys do that attention reads."""
+        """A tensor with the layout of the keys that the attention kernel reads."""
         if self._pretransformed is None:
             return k
         with torch.cuda.device(self._device):
@@ -249,7 +249,7 @@ class Launcher:
         return_lse: bool,
         given: Mapping[str, Any],
     ) -> Result:
-        """Launch with tensors that are known: those of a `Run`, one by one, which costs less."""
+        """Launch with admitted tensors: the members of a `Run`, passed one by one to save time."""
         if not self._only_device and shortcuts.current_device() != self._device.index:
             with torch.cuda.device(self._device):
                 return self.launch(q, kv, out, lse, return_lse, given)
@@ -266,7 +266,7 @@ class Launcher:
         q_at, o_at = q.data_ptr(), 0 if out is None else out.data_ptr()
         if (q_at | k_at | v_at | o_at) & self._misaligned:
             run = Run(q, kv, out, lse, return_lse, given)
-            if self._obstacles(run):  # there is none if what is misaligned is empty
+            if self._obstacles(run):  # there is none if the misaligned tensor is empty
                 self._check_apart(run)
                 return self._launch_copies(run)
         writes_to_given = out is not None or lse is not None
@@ -276,7 +276,7 @@ class Launcher:
             lse = self._allocate(self._lse_shape, self._lse_strides, torch.float32)
         o_at, lse_at = out.data_ptr(), 0 if lse is None else lse.data_ptr()
         if not (q_at and k_at and v_at and o_at and (lse_at or lse is None)):
-            _refuse_freed(q, kv, out, lse)  # unless tensors are empty
+            _refuse_freed(q, kv, out, lse)  # empty tensors pass
         if writes_to_given and (kept or self._may_reach(q_at, k_at, v_at, o_at, lse_at)):
             read = dict(zip("qkv", (q, *key_value(kv)), strict=True))
             check_apart({"out": out, "lse": lse}, read | self._reads | kept)
@@ -293,14 +293,14 @@ class Launcher:
             self._params.set_tensor_maps(self._maps(k_at, v_at))
         self._params.set_pointers(q_at, k_at, v_at, o_at, lse_at)
         self._enqueue(stream)
-        del kept, keys  # given tensors and pretransformed keys live until here
+        del kept, keys  # inputs and pretransformed keys must live until the launch
         return (out, lse) if return_lse and lse is not None else out
 
     def _launch_copies(self, run: Run) -> Result:
         """Launch with copies of the checked tensors that the kernel cannot reach.
 
         Raises:
-            ArgumentError: a paged cache that is too large to be copied by every run.
+            ArgumentError: a paged cache is too large to be copied by every run.
         """
         read, out = run.read, run.out
         found = self._obstacles(run)
@@ -321,7 +321,7 @@ class Launcher:
         return (out, *result[1:]) if isinstance(result, tuple) else out
 
     def _obstacles(self, run: Run) -> dict[str, Obstacle]:
-        """What keeps the kernel from tensors, by their names."""
+        """Why the kernel cannot access tensors, by the names of these tensors."""
         maps, pretransformed = self._tensor_maps is not None, self._pretransformed is not None
         vector = self._misaligned + 1
         k, v = key_value(run.kv)
@@ -334,7 +334,7 @@ class Launcher:
         return {name: each for name, each in found.items() if each is not None}
 
     def _launch_telling(self, run: Run, told: MaxScores, reaches: bool) -> Result:
-        """Launch, with copies unless the kernel reaches all, and write the largest scores too."""
+        """Launch so that the largest scores are written, too; with copies unless `reaches`."""
         if not self._only_device and shortcuts.current_device() != self._device.index:
             with torch.cuda.device(self._device):
                 return self._launch_telling(run, told, reaches)
@@ -354,12 +354,12 @@ class Launcher:
             self._params.set_max_scores(0, (0, 0, 0))
 
     def _check_apart(self, run: Run, max_scores: torch.Tensor | None = None) -> None:
-        """Refuse what a run writes where it reads, as its caller gave it all."""
+        """Refuse results that overlap tensors that the run reads, all as the caller gave them."""
         written = {"out": run.out, "lse": run.lse, "max_scores": max_scores}
         check_run_apart(self._inputs.outputs, self._reads, run.given, run.read, written)
 
     def _checked_strides(self, run: Run) -> tuple[int, ...]:
-        """All strides, in the order of `ParamBlock.set_strides`; raises as `start`."""
+        """All strides, in the order of `ParamBlock.set_strides`; raises as `start` does."""
         out, lse = run.out, run.lse
         geometry, batch = self._geometry, self._batch
         of_query = check_query(run.q, geometry, batch)
@@ -372,7 +372,7 @@ class Launcher:
         )
 
     def _may_reach(self, q: int, k: int, v: int, o: int, lse: int) -> bool:
-        """True unless results at these addresses end before, or begin behind, all else."""
+        """True if results at these addresses overlap each other or a tensor that the run reads."""
         q_span, k_span, v_span, o_span, lse_span = self._spans
         o_end, lse_end = o + o_span, lse + lse_span
         for begin, end in self._read_bytes.values():
@@ -383,7 +383,7 @@ class Launcher:
             or (o < k + k_span and k < o_end)
             or (o < v + v_span and v < o_end)
         )
-        if reaches or lse == 0:  # none is wanted
+        if reaches or lse == 0:  # 0: no log-sum-exp is wanted
             return reaches
         return (
             (lse < q + q_span and q < lse_end)

@@ -1,4 +1,4 @@
-"""Launches of the kernel that brings memory into the last-level cache, and the table it reads."""
+"""Launches of the prefetch kernel, which brings memory into the last-level cache, and its table."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from warploom.runtime.devices.params import Block
 from warploom.runtime.devices.upload import Upload
 from warploom.scheduler.model.layout import Ints, Records
 
-LINE = 128  # bytes of a line of L2; less is no budget
-SMS = 8  # CTAs of a prefetch, one on an SM
-_MOST = 2**63 - 1  # more than there is; the kernel's table counts in int64
-_PIECE = 16 * 1024  # bytes that one instruction asks for, so that CTAs share large tensors
+LINE = 128  # bytes of an L2 line, the smallest useful budget
+SMS = 8  # CTAs of a prefetch, one per SM
+_MOST = 2**63 - 1  # bytes; the kernel's table counts in int64
+_PIECE = 16 * 1024  # bytes of one prefetch instruction; small, so that CTAs share large tensors
 _INTS = SPAN.itemsize // 4
 
 
 def cut(offsets: Ints, sizes: Ints, sources: Ints, most: int) -> Records:
-    """Records of the kernel's table: spans in their order, the last cut off, in pieces.
+    """Records of the kernel's table: spans in order, cut into pieces, `most` bytes of them.
 
     Args:
         offsets, sizes: int64 [spans], in bytes.
-        sources: int64 [spans], what the offsets count from.
-        most: bytes in all.
+        sources: int64 [spans], which source each offset counts from.
+        most: bytes of all records together, at most.
     """
     before = np.cumsum(sizes) - sizes
     kept = np.clip(most - before, 0, sizes)
@@ -51,16 +51,16 @@ def cut(offsets: Ints, sizes: Ints, sources: Ints, most: int) -> Records:
 
 
 def most_records(spans: int, size: int) -> int:
-    """Records that so many spans of one size are cut into."""
+    """Number of records that `spans` spans of `size` bytes are cut into."""
     return spans * -(-size // _PIECE)
 
 
 def checked_budget(max_bytes: object) -> int:
-    """The budget. There is none by default: what is safe depends on the collective.
+    """The budget in bytes. It has no default: the safe size depends on the collective.
 
     Raises:
-        BadBudget: it is no integer, or negative.
-        BudgetNotChosen: it is a SafeBudget, where bytes are needed.
+        BadBudget: the budget is no integer, or negative.
+        BudgetNotChosen: the budget is a SafeBudget, where bytes are needed.
     """
     if hasattr(max_bytes, "with_sms"):
         raise BudgetNotChosen(got=type(max_bytes).__name__)
@@ -70,14 +70,14 @@ def checked_budget(max_bytes: object) -> int:
 
 
 class SpanTable:
-    """The kernel's table, at an address that stays: a captured launch reads what is there.
+    """The kernel's table, at a fixed address: a captured launch reads its current contents.
 
-    Reads on any stream come behind the last writing, and a writing behind all reads. Captured reads
-    wait for nothing: who replays them orders them.
+    A read on any stream waits for the last write, and a write waits for all reads. Captured reads
+    wait for nothing: the caller must order their replays.
 
     Attributes:
-        most: records that it holds.
-        address: of it.
+        most: records that the table can hold.
+        address: address of the table.
     """
 
     def __init__(self, device: torch.device, most: int) -> None:
@@ -87,10 +87,10 @@ class SpanTable:
         self.address = self._memory.data_ptr()
         self._owner = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._written: torch.Event | None = None
-        self._reads: dict[int, Any] = {}  # the last on each stream since then
+        self._reads: dict[int, Any] = {}  # stream -> event of its last read since that write
 
     def write(self, records: Records) -> None:
-        """Enqueue new contents on the current stream, behind all reads of the old ones."""
+        """Enqueue a write of new contents on the current stream, after all reads of the old."""
         stream = None
         if self._memory.is_cuda:
             stream = torch.cuda.current_stream(self._memory.device)
@@ -105,7 +105,7 @@ class SpanTable:
 
     @contextmanager
     def read_by(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """Order what is enqueued on a stream meanwhile, which reads the table."""
+        """Order the reads of the table that the `with` block enqueues on a stream."""
         if is_capturing(self._memory.device):
             yield
             return
@@ -114,29 +114,29 @@ class SpanTable:
         self._reads[stream.cuda_stream] = stream.record_event(self._reads.get(stream.cuda_stream))
 
     def _await(self, stream: torch.cuda.Stream, *events: torch.Event) -> None:
-        """Let a stream, which is to use the table, wait for the last writing and for events.
+        """Let a stream that will use the table wait for the last write and for events.
 
-        Events, since a stream itself may be captured by another thread meanwhile.
+        It waits for events, not for streams, since another thread may be capturing a stream.
         """
         for event in events if self._written is None else (self._written, *events):
             stream.wait_event(event)
         if stream != self._owner:
-            self._memory.record_stream(stream)  # the table may be dropped while that reads
+            self._memory.record_stream(stream)  # the table may be dropped while the stream reads
 
     def read(self) -> Records:
-        """What it holds, for tests and to look at; waits for the device."""
+        """The current records, for tests and debugging; waits for the device."""
         table: Records = self._memory.cpu().numpy().view(SPAN)
         return table[1 : 1 + int(table["offset"][0])]
 
 
 class Prefetcher:
-    """The kernel on one device, with so many CTAs. Threads take turns."""
+    """The prefetch kernel on one device, with `sms` CTAs. Threads take turns."""
 
     def __init__(self, device: torch.device, sms: int, keep: bool) -> None:
-        """Build and load it.
+        """Build and load the kernel.
 
         Raises:
-            CompileForbidden: it is new, and a CUDA graph is being captured.
+            CompileForbidden: the kernel is not built yet, and a CUDA graph is being captured.
             NoGpu, NoHostCompiler, NoCudaCompiler: the compiler is missing.
         """
         self._device = device
@@ -151,7 +151,7 @@ class Prefetcher:
         self._launch = load(spec, source, target, device, sms, 1).bind(self._block)
 
     def launch(self, table: SpanTable, first_source: int = 0, second_source: int = 0) -> None:
-        """Enqueue a prefetch of what the table then holds on the current stream."""
+        """Enqueue a prefetch on the current stream; it reads the table when the kernel runs."""
         with self._lock:
             self._write(table.address, first_source, second_source)
             if self._device.type == "cpu":
@@ -164,10 +164,10 @@ class Prefetcher:
 
 
 def prefetcher(device: torch.device, sms: int = SMS, keep: bool = False) -> Prefetcher:
-    """The kernel for a device.
+    """The prefetch kernel for a device.
 
     Raises:
-        ArgumentError: the device has not so many SMs.
+        ArgumentError: the device has fewer SMs than `sms`.
         and those of `Prefetcher`.
     """
     most = cuda_facts(device.index).num_sms if device.type == "cuda" else 1 << 16

@@ -1,7 +1,7 @@
-"""Keys transformed once, by a kernel just before attention, where many query tiles meet each key.
+"""Keys transformed once, by a kernel just before attention, if many query tiles read each key.
 
-A fused key transform works on a key again for each query tile that meets it. In a long prefill that
-costs more than writing the transformed keys to memory and reading those (decision 0027).
+A fused key transform is repeated for each query tile that reads the key. In a long prefill that
+costs more than writing the transformed keys to memory and reading them (decision 0027).
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from warploom.scheduler.model.bounds import INT32_MAX
 
 Way = Literal["auto", "fused", "before"]
 
-# Fused query rows from which on keys are pretransformed: 16 tiles of 128. On an H200 fused RoPE was
-# 2 % faster at 8 tiles, and 8 % slower at 16.
+# Keys are pretransformed from this number of fused query rows on: 16 tiles of 128 rows. On an H200
+# fused RoPE was 2 % faster at 8 tiles, and 8 % slower at 16.
 PRETRANSFORM_ROWS = 2048.0
-# The same for transforms that reduce (norms), which cost more with each tile: fused 5 % faster at 4
-# tiles and 2 to 7 % slower at 6. Norms with RoPE are 14 to 40 % slower at 4.
+# The same for transforms that reduce over lanes (norms), which cost more per tile: fused norms were
+# 5 % faster at 4 tiles and 2 to 7 % slower at 6. Fused norms with RoPE were 14 to 40 % slower at 4.
 PRETRANSFORM_ROWS_OF_NORMS, PRETRANSFORM_ROWS_OF_BOTH = 768.0, 512.0
 
 
 def pretransform_rows(spec: AttentionSpec) -> float:
-    """Fused query rows of a request from which on its keys are transformed before attention.
+    """The fewest fused query rows of a request for which its keys are pretransformed.
 
-    Pretransforming costs a pass over the keys in memory and a launch, whatever the number of rows;
-    what it saves grows with the tiles that meet a key, and with what the transform takes of each.
-    Tiles hold about as many rows in all long prefills, so rows alone decide, and the number of
-    heads and requests, which both sides grow with, does not.
+    Pretransforming costs a pass over the keys in memory and a launch, for any number of rows. What
+    it saves grows with the number of query tiles that read a key, and with the cost of the
+    transform per tile. All long prefills have about the same rows per tile, so the number of rows
+    decides. Heads and requests do not matter, since cost and saving both grow with them.
     """
     hook = spec.variant.hooks.get("key_transform")
     if hook is None or not reduces_lanes(hook):
@@ -52,7 +52,7 @@ def pretransform_rows(spec: AttentionSpec) -> float:
 def may_pretransform(batch: Batch, batched: bool, num_kv_heads: int) -> bool:
     """Whether the keys of a batch can be transformed before attention.
 
-    Plans by the device tell the host of no keys, and kernels count them in int32.
+    With a plan by the device the host knows no key counts, and kernels count keys in int32.
     """
     blocks = batch.num_requests if batched else 1
     return 0 < blocks * batch.kv_extent * num_kv_heads <= INT32_MAX
@@ -61,7 +61,7 @@ def may_pretransform(batch: Batch, batched: bool, num_kv_heads: int) -> bool:
 def obstacle_to_pretransform(
     spec: AttentionSpec, backend: str, cuda_graph: bool, batch_invariant: bool
 ) -> str | None:
-    """Why keys of a wrapper can only be transformed by the attention kernel; None if not so."""
+    """Why only the attention kernel can transform keys; None if they can be pretransformed."""
     if "key_transform" not in spec.variant.hooks:
         return "the variant transforms no keys"
     if backend != "cuda":
@@ -78,7 +78,7 @@ def obstacle_to_pretransform(
 
 
 def reason_for_fused(sm_limit: int | None, workspace: object) -> str | None:
-    """Why keys are pretransformed only if asked for, or None: what the caller has limited."""
+    """Why "auto" does not pretransform keys: a limit that the caller set; None if there is none."""
     if sm_limit is not None:
         return "sm_limit leaves SMs to others, and the kernel before attention takes all"
     if workspace is not None:
@@ -91,10 +91,10 @@ class KeyTransform:
     """Where a wrapper's keys are transformed.
 
     Attributes:
-        way: what was asked for, or follows from a given tile.
-        obstacle: why there is no choice, or None.
-        asked_by: who asked, for `explain()`.
-        rows: fused query rows from which on they are transformed before, unless asked for.
+        way: the way that the caller requested, or that follows from a given tile.
+        obstacle: why keys are always fused, or None.
+        asked_by: where `way` comes from, for `explain()`.
+        rows: for "auto": keys are transformed before from this number of fused query rows on.
     """
 
     way: Way
@@ -111,17 +111,17 @@ class KeyTransform:
         for_fused: str | None = None,
         rows: float = PRETRANSFORM_ROWS,
     ) -> KeyTransform:
-        """Check what was asked for.
+        """Check the wrapper's `key_transform` argument.
 
         Args:
-            asked: the argument of the wrapper.
-            has_tile: whether the caller gave one, which names one kernel for all batches.
+            asked: the argument.
+            has_tile: whether the caller gave a tile, which names one kernel for all batches.
             obstacle: why keys cannot be pretransformed, or None.
-            for_fused: why they are not unless asked for, or None.
-            rows: of `pretransform_rows`.
+            for_fused: why "auto" does not pretransform them, or None.
+            rows: from `pretransform_rows`.
 
         Raises:
-            ArgumentError: no such way, or it cannot be had.
+            ArgumentError: there is no such way, or it is impossible.
         """
         if asked not in get_args(Way):
             reason = f"is {asked!r}; expected one of {', '.join(map(repr, get_args(Way)))}"
@@ -140,7 +140,7 @@ class KeyTransform:
         return self.obstacle is None and self.way != "fused"
 
     def told(self, is_before: bool, mean_fused_rows: float) -> str:
-        """The way of a plan and its reason, for `explain()`."""
+        """Where a plan transforms keys, and why, for `explain()`."""
         rows = f"{mean_fused_rows:.4g} fused query rows per request on average"
         if self.way == ("before" if is_before else "fused"):
             reason = self.asked_by
@@ -159,21 +159,21 @@ class KeyTransform:
 class PretransformedKeys:
     """Launches of the kernel that writes transformed keys to scratch memory.
 
-    The memory is torch's, taken for each run and given back when attention is enqueued: on its
-    stream nobody else gets it before, and in a captured graph it is the graph's own. So wrappers
-    hold none between runs, and layers share it.
+    The memory comes from torch's allocator. Each run allocates it, and frees it when attention is
+    enqueued: torch reuses it only later on the same stream, and in a captured graph it belongs to
+    the graph. So wrappers hold none between runs, and layers share it.
 
     Attributes:
-        inputs: takes values of fields, for attention and for this kernel.
+        inputs: takes values of fields, for the attention kernel and for this kernel.
     """
 
     def __init__(self, spec: PretransformSpec, geometry: Geometry, params: ParamBlock) -> None:
         """Begin without a kernel.
 
         Args:
-            spec: of the kernel.
-            geometry: of the wrapper.
-            params: of attention; they know where the plan lies.
+            spec: spec of the kernel.
+            geometry: geometry of the wrapper.
+            params: parameters of attention, which hold the address of the plan.
         """
         self._geometry = geometry
         self._params = params
@@ -188,13 +188,13 @@ class PretransformedKeys:
         self.inputs = BothBlocks(params, self._block, frozenset(packer.names))
 
     def take(self, kernel: Kernel) -> Pass:
-        """Launch this kernel from now on."""
+        """Use this kernel from now on."""
         taken = Pass(kernel, self._block)
         self._enqueue = taken.bind()
         return taken
 
     def planned(self, batch: Batch) -> None:
-        """Take the lengths of a batch, whose plan lies where the parameters say."""
+        """Take the lengths of a batch; the parameters hold the address of its plan."""
         batched = self._geometry.batched
         blocks, tokens = batch.num_requests if batched else 1, batch.kv_extent
         heads, dim = self._geometry.num_kv_heads, self._geometry.head_dim_qk
@@ -205,14 +205,14 @@ class PretransformedKeys:
         self._strides = tuple(strides[axis] for axis in axes)
         self._key_strides = strides["block"] if batched else 0, strides["token"], strides["head"]
         self._write_counts(batch.num_segments, blocks, tokens)
-        if blocks * tokens * heads > INT32_MAX:  # "auto" has fused them; see `may_pretransform`
+        if blocks * tokens * heads > INT32_MAX:  # "auto" fuses such keys; see `may_pretransform`
             reason = f"would pretransform {blocks} x {tokens} tokens of {heads} heads, beyond int32"
             raise ArgumentError(name="key_transform", reason=f"{reason}; ask for 'fused'")
         self._segments = int(self._params.get("segments"))
         self._is_empty = blocks * tokens == 0
 
     def scratch(self) -> torch.Tensor:
-        """Memory for the keys of the batch, shaped as they are."""
+        """Memory for the transformed keys of the batch, in the shape of the keys."""
         return self._allocate(self._shape, self._strides, self._geometry.dtype)
 
     def admit(self, strides: tuple[int, ...]) -> tuple[int, ...]:
@@ -221,7 +221,7 @@ class PretransformedKeys:
         return self._key_strides
 
     def launch(self, k: int, stream: int) -> torch.Tensor:
-        """Enqueue the transform of the keys at an address; returns what will hold the result."""
+        """Enqueue the transform of the keys at address `k`; returns the tensor for the result."""
         keys = self.scratch()
         if not self._is_empty:
             self._write_pointers(k, keys.data_ptr(), self._segments)
@@ -230,13 +230,13 @@ class PretransformedKeys:
 
 
 class BothBlocks:
-    """Parameters of attention and of the kernel before it, where they have the same members."""
+    """Writes a member to the parameters of attention and, if it exists there, of pretransform."""
 
     def __init__(self, params: Block, before: Block, known: frozenset[str]) -> None:
         self._params, self._before, self._known = params, before, known
 
     def set(self, name: str, value: int | float) -> None:
-        """Write a member of both."""
+        """Write a member to both blocks."""
         self._params.set(name, value)
         if name in self._known:
             self._before.set(name, value)

@@ -1,4 +1,4 @@
-"""What a run launches: an ordered list of passes, each with the reason for it."""
+"""The launches of a run: an ordered list of passes, each with the reason for it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Pass:
     """One launch.
 
     Attributes:
-        kernel: loaded, with its grid.
-        params: the bytes of its argument.
-        choice: its tile with what spoke for it, beside the tile and never inside it; None where a
-            kernel has no tile.
+        kernel: the loaded kernel, with its grid.
+        params: the bytes of the kernel's argument.
+        choice: the kernel's tile with the reason for it, which is never part of the tile itself;
+            None if the kernel has no tile.
     """
 
     kernel: Kernel
@@ -27,11 +27,11 @@ class Pass:
 
     @property
     def kind(self) -> str:
-        """What the kernel is, by its first label: "pretransform", or the template of attention."""
+        """The first label of the kernel: "pretransform", or the template of attention."""
         return self.kernel.source.labels[0][1]
 
     def bind(self) -> Callable[[int], None]:
-        """A function that enqueues it on a stream, given the stream's handle."""
+        """A function that enqueues the kernel on a stream, given the stream's handle."""
         return self.kernel.bind(self.params)
 
 
@@ -50,10 +50,10 @@ class Program:
         return self.passes[-1]
 
     def with_choice(self, choice: TileChoice | None) -> Program:
-        """The same, with the choice of attention's tile."""
+        """The same program, with the choice of attention's tile."""
         return Program((*self.before, replace(self.attention, choice=choice)))
 
     @property
     def before(self) -> tuple[Pass, ...]:
-        """What attention waits for."""
+        """The passes that attention waits for."""
         return self.passes[:-1]

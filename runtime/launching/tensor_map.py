@@ -1,4 +1,4 @@
-"""Tensor maps: what the copy engine of Hopper must know of a tensor of keys or values."""
+"""Tensor maps: descriptors of keys or values for Hopper's copy engine (TMA)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from warploom.errors import WrongStride
 from warploom.runtime.devices.cuda import load_driver
 from warploom.runtime.inputs.args import Geometry
 
-Encode = Callable[[int], bytes]  # from an address to the bytes of a map
+Encode = Callable[[int], bytes]  # address of a tensor -> the bytes of its map
 
-# What L2 fetches at once, of keys that several tiles read, and of decodes beside prefills, which
-# read theirs once. A row of 128 lanes comes in two boxes. With 256 bytes for either, prefills are 2
-# to 4 % faster on an H200, and decodes read 4.2 TB/s; with 128 as much as by addresses, 4.5.
+# L2 promotion: for keys that several query tiles read, and for keys of decodes beside prefills,
+# which are read once. A row of 128 lanes comes in two boxes. With 256 bytes on an H200, prefills
+# are 2 to 4 % faster and decodes read 4.2 TB/s. With 128 bytes decodes read 4.5 TB/s, as much as
+# with copies by address.
 _FETCHED, _FETCHED_ONCE = "L2_256B", "L2_128B"
 _TYPES = {torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16"}
-_KEPT = 512  # pairs of tensors, such as the layers of a model
+_KEPT = 512  # cached pairs of k and v, such as those of a model's layers
 
 
 class TensorMaps:
-    """Maps of the tensors one wrapper reads."""
+    """Maps of the tensors that one wrapper reads."""
 
     def __init__(self, geometry: Geometry, tile: TileConfig, box: Box) -> None:
         self._driver = load_driver()
@@ -35,13 +36,13 @@ class TensorMaps:
         self._box = box
         self._box_lanes = box.row_bytes // geometry.kv_dtype.itemsize
         self._fetched = (_FETCHED,) if tile.decode is None else (_FETCHED, _FETCHED_ONCE)
-        self._type = _TYPES.get(geometry.kv_dtype, "UINT8")  # what 8 bits stand for, kernels know
+        self._type = _TYPES.get(geometry.kv_dtype, "UINT8")  # kernels know the 8-bit type
         self._layout: tuple[object, ...] = ()
         self._maps: MapsOfLayout | None = None
 
     @classmethod
     def of(cls, geometry: Geometry, tile: TileConfig) -> TensorMaps | None:
-        """Maps for a kernel of this tile, or None if it copies without them."""
+        """Maps for a kernel of this tile, or None if the kernel copies without maps."""
         dims = geometry.head_dim_qk, geometry.head_dim_v
         box = template_of(tile).box(geometry.kv_format, tile, dims)
         return None if box is None else cls(geometry, tile, box)
@@ -52,7 +53,7 @@ class TensorMaps:
         Raises:
             WrongStride: the copy engine cannot step through a tensor.
         """
-        # Type and device are those of the wrapper: whoever asks has checked that.
+        # The caller has checked that type and device are the wrapper's.
         layout = (k.shape, k.stride(), v.shape, v.stride())
         if self._maps is None or layout != self._layout:
             both = ((k, "k"), (v, "v"))
@@ -62,13 +63,13 @@ class TensorMaps:
         return self._maps
 
     def _encoder(self, tensor: torch.Tensor, name: str, fetched: str) -> Encode:
-        """Encodes maps of tensors like this one, of which so much is fetched at once."""
+        """A function that encodes maps of tensors like this one, with L2 promotion `fetched`."""
         if tensor.numel() == 0:
-            # there is nothing to copy, and no map of nothing
+            # there is nothing to copy, and the driver encodes no map of an empty tensor
             return lambda address: bytes(TENSOR_MAP_BYTES)
         view = self._format.by_block_token_head(tensor)
         blocks, tokens, heads, lanes = view.shape
-        # The stride of an axis of one place means nothing, and torch may say anything there.
+        # The stride of an axis of size 1 means nothing, and torch may report any number.
         strides = [
             (stride if size > 1 else lanes) * view.element_size()
             for size, stride in zip((tokens, heads, blocks), _strides(view), strict=True)
@@ -103,10 +104,10 @@ class TensorMaps:
 
 
 class MapsOfLayout:
-    """Maps of keys and values with one pair of shapes and strides, made once for each address."""
+    """Maps of keys and values with one pair of shapes and strides, cached by their addresses."""
 
     def __init__(self, encoders: Sequence[Encode]) -> None:
-        """Those of keys and of values in turn."""
+        """Take the encoders, alternately of keys and of values."""
         self._encoders = encoders
         self._made: dict[tuple[int, int], bytes] = {}
 
@@ -123,5 +124,5 @@ class MapsOfLayout:
 
 
 def _strides(view: torch.Tensor) -> tuple[int, int, int]:
-    """Of token, head and block."""
+    """Strides of token, head and block."""
     return view.stride(1), view.stride(2), view.stride(0)

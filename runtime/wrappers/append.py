@@ -1,7 +1,7 @@
-"""New keys and values into a paged cache, through a variant's key and value transform.
+"""Append new keys and values to a paged cache, through a variant's key and value transform.
 
-Lengths and tables are read by the kernel, where they lie: a CUDA graph that holds an append writes
-to wherever they point at each replay.
+The kernel reads lengths and page tables from the caller's device arrays: each replay of a CUDA
+graph that holds an append writes where these arrays then point.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _OUTSIDE = "it writes to the cache; call it outside of the compiled function, be
 
 
 class Appender(Uncopied):
-    """Writes new keys and values of a batch into the pages that a table names.
+    """Writes new keys and values of a batch into the pages that a page table names.
 
-    One appender serves all layers and all batches. Calls of several threads wait for each other.
+    One appender serves all layers and all batches. Calls from several threads wait for each other.
 
     Attributes:
-        spec: what its kernel is compiled for.
+        spec: what the kernel is compiled for.
         device: where tensors must be.
     """
 
@@ -71,23 +71,24 @@ class Appender(Uncopied):
         kv_dtype: str | DType | torch.dtype | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
-        """Declare; the kernel is built here.
+        """Declare the appender, and build its kernel.
 
         Args:
-            variant: its `key_transform` and `value_transform` are applied on the way; other hooks
-                are left alone. The variant that attends must then not apply them again.
+            variant: its `key_transform` and `value_transform` are applied before the write; other
+                hooks are ignored. The variant of attention must then not apply them again.
             kv_format: page size and layout of the cache.
-            num_kv_heads, num_q_heads: heads; the second (for functors) defaults to the first.
-            head_dim, head_dim_v: multiples of 8 from 8 to 256; the second defaults to the first.
-            dtype: of new keys and values: float16, bfloat16 or float32.
-            kv_dtype: of the cache, to which results are rounded; `dtype` by default. Numbers too
-                large for float8_e4m3fn, float8_e5m2 or int8 become the largest; let the transforms
-                divide by the scales that the attending variant multiplies with.
+            num_kv_heads, num_q_heads: head counts; num_q_heads (which functors may read) defaults
+                to num_kv_heads.
+            head_dim, head_dim_v: multiples of 8 from 8 to 256; head_dim_v defaults to head_dim.
+            dtype: type of new keys and values: float16, bfloat16 or float32.
+            kv_dtype: type of the cache, to which results are rounded; `dtype` by default. Numbers
+                too large for float8_e4m3fn, float8_e5m2 or int8 become its largest number; let the
+                transforms divide by the scales that the variant of attention multiplies with.
             device: the current CUDA device by default, or the CPU.
 
         Raises:
             VariantError: the variant cannot be traced.
-            BadHeadDim, ArgumentError: a declaration that no kernel serves.
+            BadHeadDim, ArgumentError: no kernel supports the declaration.
             NoGpu, NoHostCompiler, NoCudaCompiler: the device or its compiler is missing.
         """
         self.device = resolve_device(device)
@@ -118,7 +119,7 @@ class Appender(Uncopied):
         self._seen: tuple[object, ...] | None = None
         self._spans: list[int] = []  # bytes from the first element to the last
         self._guard = Guard(type(self).__name__, self._torn)
-        self._apart: int | None = None  # from the k cache to the v cache, when they were compared
+        self._apart: int | None = None  # bytes from k to v cache, once checked to be disjoint
         on_gpu = self.device.type == "cuda"
         target = cuda_facts(self.device.index).arch if on_gpu else host_target()
         source = self.spec.render("cuda" if on_gpu else "cpp")
@@ -129,7 +130,7 @@ class Appender(Uncopied):
     def _applied(
         self, variant: Variant | type[Variant] | None
     ) -> tuple[TracedVariant, dict[str, Any]]:
-        """The transforms of a variant, and the values bound at construction that they read."""
+        """The variant's transforms, and the values bound at its construction that they read."""
         made = as_variant(variant)
         transforms = transforms_of(made)
         return transforms, _bound(made, transforms)
@@ -149,19 +150,20 @@ class Appender(Uncopied):
         last_page_len: Any,
         **inputs: Any,
     ) -> None:
-        """Append the new tokens of each request behind those it has, on the current stream.
+        """Append the new tokens of each request behind its cached tokens, on the current stream.
 
-        The table describes the cache *with* the new tokens, as `plan` then takes it: the last
-        `indptr[i + 1] - indptr[i]` of request i's tokens are written. Index arrays on the device
-        are neither checked nor copied, so that a captured append follows their contents; one that
-        points outside the cache writes nothing. Others are checked, and copied if need be.
+        The page table describes the cache *with* the new tokens, as `plan` takes it afterwards: the
+        last `indptr[i + 1] - indptr[i]` of request i's tokens are written. Index arrays on the
+        device are neither checked nor copied, so that a captured append follows their contents; an
+        entry that points outside the cache writes nothing. Index arrays on the host are checked,
+        and copied if necessary.
 
         Args:
             k: [rows, num_kv_heads, head_dim], new keys of all requests.
             v: [rows, num_kv_heads, head_dim_v].
             kv: (k cache, v cache), or one cache [pages, 2, ...]; see `AttentionWrapper.run`.
             indptr: int32 [requests + 1], where each request's new rows begin. Rows of k and v past
-                its last entry are left out, so that a graph can hold more than a batch has.
+                indptr[-1] are not appended, so that a graph can hold more rows than a batch has.
             kv_indptr: int32 [requests + 1], in pages.
             kv_indices: int32, pages.
             last_page_len: int32 [requests], tokens in each request's last page.
@@ -169,12 +171,13 @@ class Appender(Uncopied):
 
         Raises:
             WrongDType, WrongDevice, WrongShape: a wrong tensor.
-            WrongStride: a cache that kernels cannot write to where it lies; k and v are copied.
+            WrongStride: the cache has strides or an address that kernels cannot write to. (Such k
+                and v are copied.)
             BadIndptr, BadLength, IndexOutOfRange: a wrong index array on the host.
             UnknownInput, MissingInput: a wrong input.
-            ArgumentError: caches that cannot be written, that share memory, or that hold k or v.
+            ArgumentError: caches cannot be written, share memory, or hold k or v.
 
-        No gradient flows through a cache: k and v count as detached.
+        No gradient flows through a cache: k and v are treated as detached.
         """
         if inputs:
             refuse_unread(self._variant, self.spec.variant, inputs)
@@ -194,7 +197,7 @@ class Appender(Uncopied):
         given: tuple[Any, ...],
         inputs: dict[str, Any],
     ) -> None:
-        """Append what has its turn."""
+        """Append; the calling thread holds the guard."""
         addresses = [x.data_ptr() for x in tensors]
         if not all(addresses):
             for name, tensor in zip(("k", "v", "k cache", "v cache"), tensors, strict=True):
@@ -230,10 +233,10 @@ class Appender(Uncopied):
             kept = self._inputs.write_given(inputs, self._block)
         if requests > 0:
             self._enqueue()
-        del kept  # given tensors live until here
+        del kept  # input tensors must live until the launch
 
     def _torn(self) -> None:
-        """Write all parameters at the next call."""
+        """Make the next call write all parameters."""
         self._seen, self._inputs.overridden = None, True
 
     def _enqueue(self) -> None:
@@ -261,7 +264,7 @@ def append(
     layout: Layout = "NHD",
     **inputs: Any,
 ) -> None:
-    """Append new keys and values to a paged cache: an `Appender` made for these tensors, and kept.
+    """Append new keys and values to a paged cache, through a cached `Appender` for these tensors.
 
     A page that two requests write to has undefined contents: requests may share full pages only.
 
@@ -269,13 +272,14 @@ def append(
         k, v: [rows, num_kv_heads, head_dim], of one type: float16, bfloat16 or float32. Results
             are converted to the cache's type, which may be any of these, or one of 8 bits.
         kv, indptr, kv_indptr, kv_indices, last_page_len: see `Appender`. As there, rows of k and v
-            past indptr[-1] are left out, and are no error.
-        variant: its key and value transform are applied on the way.
-        layout: of the cache.
-        **inputs: values of the fields that they read.
+            past indptr[-1] are not appended, and are no error.
+        variant: its key and value transform are applied before the write.
+        layout: layout of the cache.
+        **inputs: values of the fields that the transforms read.
 
     Raises:
-        as `Appender`; WrongCall: what an `Appender` is declared with is read off the tensors here.
+        as `Appender`; WrongCall: an argument of the `Appender` constructor was given, which this
+            function derives from the tensors.
     """
     made = None if variant is None else as_variant(variant)
     transforms = _plain() if made is None else transforms_of(made)
@@ -292,7 +296,7 @@ def append(
     heads = k_cache.shape[2 if layout == "NHD" else 1]
     if k.shape[1] == v.shape[1] != heads:
         check_heads(k, k_cache, layout)
-    element = v.dtype if v.dtype == k_cache.dtype else k.dtype  # so that the odd one is blamed
+    element = v.dtype if v.dtype == k_cache.dtype else k.dtype  # errors then name the odd tensor
     appender = _appender(
         threading.get_ident(), transforms, page_size, layout, heads, k.shape[2], v.shape[2],
         element, k_cache.dtype, k.device,
@@ -301,7 +305,7 @@ def append(
     appender(k, v, (k_cache, v_cache), indptr, kv_indptr, kv_indices, last_page_len, **given)
 
 
-# what an `Appender` is declared with
+# arguments of the `Appender` constructor that `append` derives from the tensors
 _READ_OFF = frozenset(
     ("kv_format", "kv_layout", "page_size", "num_kv_heads", "num_q_heads", "head_dim", "head_dim_v",
      "dtype", "kv_dtype", "device")
@@ -309,7 +313,7 @@ _READ_OFF = frozenset(
 
 
 def refuse_declared(name: str, given: dict[str, Any]) -> None:
-    """The answer to a declaration in the place of a call, or to a name that it has elsewhere."""
+    """Raise WrongCall for an argument of the constructor, or one that has another name here."""
     if called := meant("append", name):
         raise WrongCall(function="append", reason=f"it takes no {name!r}", hint=called)
     if "kv_format" in given:
@@ -319,7 +323,7 @@ def refuse_declared(name: str, given: dict[str, Any]) -> None:
 
 
 class _Unbound(Appender):
-    """An appender that serves all variants with these transforms; each call gives all inputs."""
+    """An appender for all variants with these transforms; each call passes all inputs."""
 
     def __init__(self, transforms: TracedVariant, **declared: Any) -> None:
         self._transforms = transforms
@@ -333,7 +337,7 @@ class _Unbound(Appender):
 
 @lru_cache(maxsize=64)
 def _appender(
-    thread: int,  # an appender serves one at a time
+    thread: int,  # an appender serves one thread at a time
     transforms: TracedVariant,
     page_size: int,
     layout: Layout,
@@ -358,7 +362,7 @@ def _appender(
 
 @cache
 def _plain() -> TracedVariant:
-    """The transforms of no variant, which need not be looked up at each call."""
+    """The transforms of plain attention; cached, so that calls do not look them up again."""
     return transforms_of(Variant())
 
 
@@ -369,5 +373,5 @@ def _bound(variant: Variant, transforms: TracedVariant) -> dict[str, Any]:
 
 
 def _heads_only(requests: int) -> Batch:
-    """Sizes that inputs are checked against: only the device knows those of tokens."""
+    """Sizes that inputs are checked against; only the device knows the token counts."""
     return Batch(0, 0, Sizes(requests, requests, 0, 1.0, 0, 0, 0, 0))

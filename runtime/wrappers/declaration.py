@@ -1,8 +1,8 @@
-"""Declarations without a device: what wrappers are made of, and kernels are built for ahead.
+"""Declarations without a device: wrappers are made from them, and kernels are built ahead of time.
 
-A declaration says what a deployment will ask for. `on(device)` makes the wrapper of it, so that
-what is built ahead and what serves cannot drift apart; `jobs` names every kernel that the wrapper
-can ask for on any device of one kind, whatever batches come.
+A declaration describes the attention that a deployment will run. `on(device)` makes its wrapper, so
+that the kernels built ahead cannot differ from those that serve; `jobs` lists every kernel that the
+wrapper can request on any device of one kind, for any batch.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.layout import c_structs
 
-# SMs that a GPU, or a part of one (MIG), can have. A tile that bounds fix depends on their number,
-# and one architecture comes with many; the largest so far has 192.
+# SM counts that a GPU, or a part of one (MIG), can have. A tile that bounds fix depends on this
+# count, which differs between GPUs of one architecture; the largest so far has 192 SMs.
 _SM_COUNTS = range(1, 257)
 
 
@@ -58,18 +58,18 @@ _Parts: TypeAlias = tuple[AttentionSpec, PretransformSpec | None, bool]  # of `k
 
 
 class Declaration(ABC):
-    """Something that kernels are built for."""
+    """A declaration that kernels can be built for."""
 
     @abstractmethod
     def jobs(self, target: Target, hosts: Sequence[HostTarget]) -> Iterator[Job]:
-        """All kernels that it can ask for; see `AttentionDeclaration.jobs`."""
+        """All kernels that it can request; see `AttentionDeclaration.jobs`."""
 
 
 @dataclass(frozen=True)
 class AttentionDeclaration(Declaration):
-    """What an `AttentionWrapper` is made of, but for the device; see there for the fields.
+    """Arguments of an `AttentionWrapper` except the device; its constructor documents the fields.
 
-    `wl.attention` asks for the kernels of `kv_format=Dense()` without bounds.
+    `wl.attention` uses the kernels of `kv_format=Dense()` without bounds.
     """
 
     variant: Variant | type[Variant] | None = None
@@ -94,7 +94,7 @@ class AttentionDeclaration(Declaration):
     _wrapper: ClassVar[type[AttentionWrapper]] = AttentionWrapper
 
     def __post_init__(self) -> None:
-        """Raises ArgumentError for a format that the wrapper does not serve; the rest waits."""
+        """Raises ArgumentError for a format without wrapper support; the rest is not checked."""
         self._wrapper.planned_format(as_format(self.kv_format))
 
     def on(
@@ -108,24 +108,24 @@ class AttentionDeclaration(Declaration):
 
         Args:
             device: the current CUDA device by default, or the CPU.
-            backend: "reference" reads the variant with NumPy; None is the device's own.
-            workspace: contiguous uint8 tensor to use instead of own memory.
+            backend: "reference" evaluates the variant with NumPy; None is the device's own.
+            workspace: contiguous uint8 tensor to use instead of the wrapper's own memory.
         """
         where: dict[str, Any] = {"device": device, "backend": backend, "workspace": workspace}
         return self._wrapper(**_given(self), **where)
 
     def jobs(self, target: Target, hosts: Sequence[HostTarget]) -> Iterator[Job]:
-        """All kernels that plans and runs can ask for, and `warm_up` does.
+        """All kernels that plans, runs and `warm_up` can request.
 
         Args:
-            target: what kernels are compiled for; of a GPU its architecture's name, such as
-                "sm_90a", will do.
-            hosts: what the native planner of the host is compiled for.
+            target: what kernels are compiled for; for a GPU its architecture or the architecture's
+                name, such as "sm_90a".
+            hosts: hosts that the native planner is compiled for.
 
         Raises:
             VariantError, UnsupportedSpec, BadHeadDim, ArgumentError: as the wrapper would.
-            UnknownArchitecture: for a name that no architecture has.
-            ArgumentError: the target is none.
+            UnknownArchitecture: no architecture has this name.
+            ArgumentError: `target` is no target.
         """
         target = _named(target)
         spec, heads, options, parts = self._checked(target)
@@ -170,11 +170,11 @@ class AttentionDeclaration(Declaration):
 
 @dataclass(frozen=True)
 class PageSelectionDeclaration(AttentionDeclaration):
-    """What a `PageSelectionWrapper` is made of, but for the device."""
+    """Arguments of a `PageSelectionWrapper` except the device."""
 
     _wrapper: ClassVar[type[AttentionWrapper]] = PageSelectionWrapper
 
-    if TYPE_CHECKING:  # which class `on` makes
+    if TYPE_CHECKING:  # the class that `on` returns
 
         def on(
             self,
@@ -187,9 +187,9 @@ class PageSelectionDeclaration(AttentionDeclaration):
 
 @dataclass(frozen=True)
 class AppenderDeclaration(Declaration):
-    """What an `Appender` is made of, but for the device; see there for the fields.
+    """Arguments of an `Appender` except the device; its constructor documents the fields.
 
-    `wl.append` asks for the same kernel.
+    `wl.append` uses the same kernel.
     """
 
     variant: Variant | type[Variant] | None = None
@@ -203,7 +203,7 @@ class AppenderDeclaration(Declaration):
     kv_dtype: str | DType | torch.dtype | None = None
 
     def __post_init__(self) -> None:
-        """Raises ArgumentError for a cache that appends do not serve; the rest waits."""
+        """Raises ArgumentError for a cache that appends do not support; the rest is not checked."""
         check_format(self.kv_format)
 
     def on(self, device: torch.device | str | int | None = None) -> Appender:
@@ -211,7 +211,7 @@ class AppenderDeclaration(Declaration):
         return Appender(**_given(self), device=device)
 
     def jobs(self, target: Target, hosts: Sequence[HostTarget]) -> Iterator[Job]:
-        """The one kernel, for a target; raises VariantError, BadHeadDim and ArgumentError."""
+        """The appender's one kernel; raises VariantError, BadHeadDim and ArgumentError."""
         target = _named(target)
         given = _given(self)
         spec = append_spec(transforms_of(as_variant(given.pop("variant"))), **given)
@@ -219,7 +219,7 @@ class AppenderDeclaration(Declaration):
 
 
 def _named(target: Target) -> Arch | HostTarget:
-    """The target, or that of this name; nothing else, which would be taken for a host."""
+    """The target, or the architecture of this name; other types raise ArgumentError."""
     if isinstance(target, str):
         return arch_named(target)
     if not isinstance(target, (Arch, HostTarget)):
@@ -229,14 +229,14 @@ def _named(target: Target) -> Arch | HostTarget:
 
 
 def _given(declaration: Any) -> dict[str, Any]:
-    """Its fields by name; values are those that it was given, and no copies."""
+    """The declaration's fields by name; values are not copied."""
     return {field.name: getattr(declaration, field.name) for field in fields(declaration)}
 
 
 def _choices(
     kernels: KernelChoice, parts: _Parts, heads: Heads, options: Options
 ) -> Iterator[TileChoice]:
-    """Every choice of a plan on any device of the target's kind."""
+    """Every tile choice that a plan can make on any device of the target's kind."""
     is_gpu = isinstance(kernels.target, Arch)
     nowhere = torch.device("meta")
     rules = rules_of(parts[0], kernels, heads, options, nowhere)
@@ -244,7 +244,7 @@ def _choices(
         yield from rules.choices()
         return
     found = dict[TileChoice, None]()
-    in_given_memory = replace(options, may_mix=False)  # of a caller's, which may hold one tile only
+    in_given_memory = replace(options, may_mix=False)  # a caller's workspace may hold one tile only
     for num_sms, either in product(_SM_COUNTS, (options, in_given_memory)):
         there = KernelChoice(parts[0], kernels.target, *parts[1:], num_sms)
         found |= dict.fromkeys(rules_of(parts[0], there, heads, either, nowhere).choices())

@@ -27,7 +27,7 @@ from warploom.scheduler.composed.plan import ComposedPlan
 from warploom.scheduler.model.roles import roles_of
 from warploom.scheduler.plans.plan import Plan
 
-_MAX_PREFIXES = 8  # whose choice is told
+_MAX_PREFIXES = 8  # shared prefixes whose choice is shown
 _MAX_TILES = 200_000  # tiles above which their classes are not counted: it would take seconds
 
 _LEGEND = """\
@@ -38,7 +38,7 @@ mask: pairs of a tile of rows and one of keys; skipped ones are not read"""
 
 
 class Explained(Protocol):
-    """What is asked of a wrapper."""
+    """The members of a wrapper that `explain` reads."""
 
     spec: AttentionSpec
     kv_format: KVFormat
@@ -65,7 +65,7 @@ class Explained(Protocol):
 
 
 class Explanation:
-    """Facts in order; printing it shows them as a table, and `in` looks for text in that.
+    """Facts in order; printing shows them as a table, and `in` searches that table's text.
 
     Attributes:
         facts: name -> value.
@@ -137,7 +137,7 @@ def _types(spec: AttentionSpec) -> str:
 
 
 def _scalars(values: Mapping[str, int | float]) -> dict[str, object]:
-    """Those that plans and runs have kept, whichever call gave them."""
+    """Values of scalars that the wrapper holds, whichever call set them."""
     told = (
         f"{name} = {value if isinstance(value, int) else format(value, '.6g')}"
         for name, value in values.items()
@@ -165,9 +165,9 @@ def _because(wrapper: Explained) -> str:
 
 
 def _kernel(attention: Pass) -> dict[str, object]:
-    """What attends, and why."""
+    """The attention kernel, and why it was chosen."""
     kernel, choice = attention.kernel, attention.choice
-    assert choice is not None  # it has a tile
+    assert choice is not None  # attention kernels have a tile
     artifact, used, tile = kernel.artifact, kernel.artifact.resources, choice.tile
     on_gpu = kernel.source.language == "cuda"
     how = f", {tile.warps} warps, {tile.stages} stages" if on_gpu else ""
@@ -190,13 +190,13 @@ def _kernel(attention: Pass) -> dict[str, object]:
 
 
 def _why_roles(wrapper: Explained) -> dict[str, object]:
-    """Why a batch that could be mixed has two roles, or one tile."""
+    """Why a batch that could be mixed has two roles or one tile."""
     why = wrapper.why_roles()
     return {} if why is None else {"two roles": why}
 
 
 def _passes(program: Program) -> dict[str, object]:
-    """In their order, where there are several."""
+    """The passes in launch order, if there are several."""
     lines = [f"{one.kind}: {one.kernel.source.name}" for one in program.passes]
     return {"passes": "\n".join(lines)} if program.before else {}
 
@@ -208,7 +208,7 @@ def _sizes(tile: TileConfig) -> str:
 
 
 def _keys(wrapper: Explained, planned: Planned, program: Program) -> dict[str, object]:
-    """Where keys are transformed, if anywhere; only a GPU has more than one way."""
+    """Where keys are transformed, if they are; only the CUDA back end has more than one way."""
     if "key_transform" not in wrapper.spec.variant.hooks or wrapper.backend != "cuda":
         return {}
     rows = planned.batch.sizes.busy_rows * wrapper.heads.group_size
@@ -216,13 +216,13 @@ def _keys(wrapper: Explained, planned: Planned, program: Program) -> dict[str, o
 
 
 def _weighed(choice: TileChoice) -> dict[str, object]:
-    """What each tile would cost, if a model chose."""
+    """The predicted cost of each tile, if a cost model chose."""
     lines = [f"{us:8.3g} us  {label}" for label, us in choice.costs]
     return {"predicted cost": "\n".join(lines)} if lines else {}
 
 
 def _work_if_made(planned: Planned, variant: TracedVariant) -> dict[str, object]:
-    """Of a plan that a CUDA graph holds, once a replay has made it."""
+    """The facts of `_work`; a plan in a CUDA graph has none before a replay has made it."""
     try:
         return _work(planned, variant)
     except NotReplayed as error:
@@ -258,7 +258,7 @@ def _work(planned: Planned, variant: TracedVariant) -> dict[str, object]:
 
 
 def _early_rows(planned: Planned, variant: TracedVariant) -> dict[str, object]:
-    """Requests with more rows than keys, which is what lengths of the step before look like."""
+    """Requests with more rows than keys: a sign that lengths are those of the previous step."""
     q_lens, kv_lens = planned.arrays.q_lens, planned.arrays.kv_lens
     early = np.flatnonzero((kv_lens > 0) & (kv_lens < q_lens))
     if "logits_mask" not in variant.hooks or not len(early):
@@ -274,7 +274,7 @@ def _early_rows(planned: Planned, variant: TracedVariant) -> dict[str, object]:
 
 
 def _balance(plan: Plan, part: str) -> str:
-    """The largest load over the mean of those that can have work: one needs an item."""
+    """The largest load over the mean; only as many CTAs as there are work items count."""
     limit = plan.problem.active_ctas
     able = min(len(plan.items), limit)
     if able == 0:
@@ -300,7 +300,7 @@ def _assigned(plan: Plan) -> str:
 
 
 def _roles(plan: Plan, part: str, on_gpu: bool) -> dict[str, object]:
-    """What each role does, if there are two, and how long a GPU should take for both."""
+    """The work of each role, if there are two, and the predicted time of both on a GPU."""
     if not plan.problem.smaller:
         return {}
     keys = "part" if isinstance(plan, ComposedPlan) else "segment"
@@ -318,7 +318,7 @@ def _roles(plan: Plan, part: str, on_gpu: bool) -> dict[str, object]:
 
 
 def _shared(plan: Plan, variant: TracedVariant) -> dict[str, object]:
-    """What became of shared prefixes, the longest first."""
+    """What was decided for each shared prefix, in descending order of keys x requests."""
     if not isinstance(plan, ComposedPlan):
         return {}
     choices = sorted(plan.choices, key=lambda choice: -choice.keys * choice.requests)
@@ -330,7 +330,7 @@ def _shared(plan: Plan, variant: TracedVariant) -> dict[str, object]:
 
 
 def _classes(planned: Planned) -> str:
-    """How many pairs of a query tile and a key tile are of each class, by the planner."""
+    """How many pairs of a query tile and a key tile the planner puts into each class."""
     plan, visibility = planned.plan, planned.visibility
     segments = planned.arrays.segments
     fused = segments["num_q"].astype(np.int64) * plan.problem.group_size

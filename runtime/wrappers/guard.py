@@ -1,8 +1,9 @@
-"""One call at a time on a wrapper, whichever thread it comes from.
+"""A guard that allows one call at a time on a wrapper, from any thread.
 
-A call has the turn until its kernel is done or enqueued: native code runs without the interpreter's
-lock, so nothing else keeps two calls apart. Runs wait for each other. No call waits for a plan, and
-no plan for a call: where one thread plans and another one runs, which batch it gets is luck.
+A call holds the guard until its kernel is done or enqueued: native code runs without the
+interpreter's lock, so nothing else keeps two calls apart. Runs wait for each other. No call waits
+for a plan, and no plan for a call: if one thread plans while another one runs, it would be
+undefined which batch the run gets.
 """
 
 from __future__ import annotations
@@ -19,45 +20,47 @@ from warploom.errors import InUse
 
 
 class Guard:
-    """Whose turn it is.
+    """A reentrant lock that detects reentrant calls and repairs leaked holds.
 
-    A function that takes the turn keeps its guard in a local variable named `held`, by which a
-    thread that would wait for itself is found; so a turn that nobody contests costs a lock alone.
-    An exception of a signal's handler may come between taking the turn and the block that gives it
-    back, or within that. The thread finds a turn that it has lost so, since none of its functions
-    has it, and takes it anew with its next call; until then others wait, or are told of a run that
-    has ended. (Functions of another stack of the thread, as greenlets have, are not found.)
+    A function that takes the guard keeps it in a local variable named `held`. A thread that would
+    wait for itself is detected by searching its stack for such a variable, so an uncontended call
+    costs one lock operation. If a signal handler raises between taking the guard and the `finally`
+    that releases it, or within that `finally`, the hold leaks. The thread's next call finds that
+    the thread holds the lock while no function on its stack does, and releases it; until then other
+    threads wait, or get an InUse that names a call that has ended. (Functions on another stack of
+    the thread, as with greenlets, are not found.)
 
     Attributes:
-        is_mine: whether this thread has the turn already, for whatever reason: `wait`.
-        try_enter: `try_enter(False)` takes the turn if no other thread has it, and else is False:
+        is_mine: whether this thread already holds the guard, rightly or by a leak; then call
             `wait`.
-        leave: gives it back.
+        try_enter: `try_enter(False)` takes the guard if no other thread holds it. Otherwise it
+            returns False; then call `wait`.
+        leave: releases the guard.
     """
 
     def __init__(self, owner: str, torn: Callable[[], None]) -> None:
-        """Begin with nobody inside.
+        """Begin unheld.
 
         Args:
-            owner: the class that users know, for messages.
-            torn: method that is called where things were left half done: by another thread, which
-                a forked process lacks, or by a plan that lost its turn.
+            owner: name of the public class, for messages.
+            torn: method that is called where state was left half changed: by a thread that does not
+                exist in a forked process, or by a plan that leaked its hold.
         """
         self._lock = lock = cast(Any, threading.RLock())
         self._owner = owner
         self._torn = WeakMethod(torn)
         self._is_planning = False
         self._plans = 0  # begun so far
-        self.is_mine: Callable[[], bool] = lock._is_owned  # as threading.Condition asks it
+        self.is_mine: Callable[[], bool] = lock._is_owned  # threading.Condition uses it, too
         self.try_enter: Callable[[bool], bool] = lock.acquire
         self.leave: Callable[[], None] = lock.release
         _guards.add(self)
 
     def wait(self) -> None:
-        """Take the turn when the run that has it is done.
+        """Take the guard when the run that holds it is done.
 
         Raises:
-            InUse: a plan has the turn, or got it meanwhile, or this thread has it itself.
+            InUse: a plan holds the guard, or took it meanwhile, or this thread holds it already.
         """
         plans = self._plans
         self._regain(sys._getframe(1).f_back)
@@ -69,10 +72,10 @@ class Guard:
         raise InUse(call=self._owner, user="a plan() of another thread")
 
     def enter_plan(self) -> None:
-        """Take the turn for what changes the batch.
+        """Take the guard for a call that changes the batch.
 
         Raises:
-            InUse: another call has it.
+            InUse: another call holds it.
         """
         self._regain(sys._getframe(1).f_back)
         if not self.try_enter(False):
@@ -82,18 +85,18 @@ class Guard:
         self._plans += 1
 
     def leave_plan(self) -> None:
-        """Give the turn back that `enter_plan` took."""
+        """Release the guard that `enter_plan` took."""
         self._is_planning = False
         self.leave()
 
     def _regain(self, calling: FrameType | None) -> None:
-        """Give back a turn that this thread has lost.
+        """Release the guard if this thread has leaked it.
 
         Args:
-            calling: who calls the function that asks for the turn.
+            calling: frame of the caller of the function that takes the guard.
 
         Raises:
-            InUse: a function up the stack has it.
+            InUse: a function up the stack holds the guard.
         """
         if not self.is_mine():
             return
@@ -111,8 +114,8 @@ class Guard:
             torn()
 
     def reset(self) -> None:
-        """Take the turn from a thread that a fork has left behind."""
-        if self.is_mine():  # its functions go on here, and give it back
+        """Release the guard in a forked child if a thread that only the parent has holds it."""
+        if self.is_mine():  # the holding functions continue in the child, and release it
             return
         if self.try_enter(False):
             self.leave()
@@ -122,7 +125,7 @@ class Guard:
 
 
 def _holds(frame: FrameType | None, guard: Guard) -> bool:
-    """True if a function up the stack has the turn."""
+    """True if a function up the stack holds the guard."""
     while frame is not None:
         if "held" in frame.f_code.co_varnames and frame.f_locals.get("held") is guard:
             return True

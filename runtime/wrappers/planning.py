@@ -1,4 +1,4 @@
-"""`plan` of `AttentionWrapper`: what a new batch changes."""
+"""`AttentionWrapper.plan`: what changes with a new batch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from warploom.scheduler.plans.plan import Plan
 
 
 def lose_plan(wrapper: Planning) -> None:
-    """Have none after a call that nothing was planned of, unless another thread has the turn."""
+    """Drop the plan after a refused call of `plan`, unless another thread holds the guard."""
     held = wrapper._guard
     if not held.is_mine() and held.try_enter(False):
         try:
@@ -52,7 +52,7 @@ def lose_plan(wrapper: Planning) -> None:
 
 
 class Planning(Uncopied, Shown):
-    """The part of a wrapper that plans; the wrapper's constructor makes the rest."""
+    """The part of a wrapper that plans; the wrapper's constructor sets the attributes."""
 
     device: torch.device
     backend: Backend
@@ -60,8 +60,8 @@ class Planning(Uncopied, Shown):
     heads: Heads
     spec: AttentionSpec
     planned: Planned | None
-    _is_refused = False  # the last plan
-    _asks_planner_alone = False  # nothing else looks at a batch before it is planned
+    _is_refused = False  # the last call of `plan` failed
+    _asks_planner_alone = False  # only the planner reads a batch before it is planned
     _bounds: Bounds | None
     _batch: Batch | None
     _geometry: Geometry
@@ -86,59 +86,60 @@ class Planning(Uncopied, Shown):
     ) -> None:
         """Distribute the work of a batch, on the host or on the device.
 
-        Whatever it raises, but InUse, there is no plan afterwards, so that `run`
-        cannot serve the batch before in place of this one: a misspelt or unfit input, too, asks for
-        another plan. Values of earlier plans stay, and those of the refused call are not kept.
-        Memory stays where it is, and what a CUDA graph holds may be replayed.
+        After any error except InUse there is no plan, so that `run` cannot serve the previous batch
+        in place of this one; this includes a misspelt or wrong input. Input values of earlier plans
+        stay, and those of the refused call are not kept. Memory stays where it is, and launches
+        that a CUDA graph holds may be replayed.
 
         Index arrays may be lists, NumPy arrays, or tensors of any DLPack producer. With declared
         bounds and int32 tensors on the wrapper's device, a kernel on the current stream plans
         (`runtime.strategies.planner` says when): nothing waits, and a CUDA graph can hold plan
-        and run. It does not compare pages and ragged keys with k and v, so a page beyond the
-        cache, which only `run` gets to see, is read past its end. For what the device refuses
-        see `check_plan`: runs of such a plan compute nothing and leave `out` and `lse` as they
-        were, and new ones uninitialised.
-        Page numbers may always lie on the device, where those of a plan by the host are not checked
-        at all; other arrays there are copied to the host if the host must plan, which waits for the
-        device. All of them are copied by the plan (by each replay of one that a graph
-        holds): what is written to them later, no run sees.
+        and run. This kernel does not compare page numbers and ragged keys with k and v, since only
+        `run` gets the cache: a page number beyond the cache makes `run` read past its end. If the
+        device refuses a batch, `check_plan` reports it; runs of such a plan compute nothing, leave
+        `out` and `lse` as they were, and return new tensors uninitialised.
+        Page numbers may always be on the device; if the host plans, these are not checked at all.
+        Other device arrays are copied to the host if the host must plan, which waits for the
+        device. A plan copies all index arrays (a captured plan does so at each replay): runs do not
+        see what is written to the caller's arrays later.
 
         Args:
             qo_indptr: int32 [requests + 1], where each request's query rows begin.
-            kv_indptr: int32; dense and ragged: [requests + 1] in tokens; rolling: likewise, of
-                whole sequences; paged: [requests + 1] in pages; block-sparse: [block rows of all
-                requests + 1] in blocks.
-            kv_indices: int32, pages or column blocks; indexed formats only. It may have
-                more than kv_indptr[-1] entries: what lies behind is not read.
+            kv_indptr: int32; dense and ragged: [requests + 1] in tokens; rolling: [requests + 1] in
+                tokens of whole sequences; paged: [requests + 1] in pages; block-sparse: [block rows
+                of all requests + 1] in blocks.
+            kv_indices: int32, pages or column blocks; indexed formats only. Entries from
+                kv_indptr[-1] on are not read.
             last_page_len: int32 [requests], tokens in each last page; paged only.
             kv_lens: int32 [requests], keys of each request; block-sparse only.
-            q_rows: rows that q will have, if the device plans; the most that the bounds allow by
-                default. (Plans of the host need none: with `cuda_graph` runs take a q of the
-                batch's rows or, where it is not dense and the back end not the reference, of all
-                that the bounds allow. What lies behind the batch's in `out` and `lse` stays.)
-            **inputs: values of the variant's fields, which stay for later plans until they are
-                given again; those given to `run` hold for that run alone. Scalars of the mask are
-                fixed here. A tensor of the mask given on the host, here or to the variant, is
-                copied, and its values sharpen the plan; it is read again by each plan, and by no
-                run. One that only `run` is given leaves the plan right, but nothing is skipped for
-                what it holds; `check_lengths` sees it in that run, and on the CPU alone. A device
-                plans with all that the mask reads.
+            q_rows: number of rows that q will have, if the device plans; by default the most that
+                the bounds allow. (A plan by the host does not need it: with `cuda_graph`, runs take
+                a q with the batch's rows or, if the format is not dense and the back end is not the
+                reference, with the most rows that the bounds allow. Rows of `out` and `lse` behind
+                the batch's rows are not written.)
+            **inputs: values of the variant's fields. They stay for later plans until they are given
+                again; values given to `run` hold for that run only. Scalars of the mask are fixed
+                here. A tensor of the mask that is given on the host, here or to the variant, is
+                copied, and the planner uses its values to skip tiles; each plan reads it again, and
+                no run does. If only `run` gets such a tensor, the plan is still correct, but skips
+                no tiles because of its values; `check_lengths` then sees it in that run, and only
+                on the CPU. A plan by the device needs all values that the mask reads.
 
-        Runs wait for this plan, and it waits for runs, on whichever streams they are. Replays of a
-        captured run are seen by nobody: replay on the stream of `plan`, or order the two.
+        Runs wait for this plan, and it waits for earlier runs, on any streams. Replays of captured
+        runs are not tracked: replay on the stream of `plan`, or order the two.
 
         Raises:
             BadIndptr, BadLength, IndexOutOfRange, WrongShape, WrongDType: a wrong index array.
             UnknownInput, WrongDevice: a wrong input.
-            ArgumentError: rows of a rolling cache have overwritten what the first of them sees, or
-                another argument is not taken.
-            MissingInput: a scalar of the mask has no value, or the device plans and a tensor has
-                none.
+            ArgumentError: later rows of a step have overwritten keys of a rolling cache that its
+                first row sees, or another argument is not accepted.
+            MissingInput: a scalar of the mask has no value, or the device plans and a tensor of the
+                mask has none.
             FrozenByGraph: with `cuda_graph`, an input that captured launches could not see.
             BoundsExceeded, WorkspaceTooSmall: the batch does not fit.
-            PlanInvalid: WARPLOOM_VERIFY_PLANS is set, and warploom has made a mistake.
+            PlanInvalid: WARPLOOM_VERIFY_PLANS is set, and warploom has made a wrong plan.
             ForbiddenUnderCapture: the current stream is being captured, and the host must plan.
-            InUse: another thread runs or plans this wrapper; the plan before stays.
+            InUse: another thread runs or plans this wrapper; the previous plan stays.
         """
         held = self._guard
         held.enter_plan()
@@ -172,12 +173,12 @@ class Planning(Uncopied, Shown):
     def check_plan(self) -> None:
         """Raise if the device refused the last plan; waits for the device.
 
-        The output of runs in between is undefined: such a plan computes nothing.
+        Runs of a refused plan compute nothing, so their output is undefined.
 
         Raises:
             NotPlanned: there is no plan, or the last one was refused.
             NotReplayed: a CUDA graph holds the plan, and no replay has made one.
-            BatchRefused: an index array was wrong or passed the bounds.
+            BatchRefused: an index array was wrong or exceeded the bounds.
             ForbiddenUnderCapture: the current stream is being captured.
         """
         if self._batch is None:
@@ -190,14 +191,14 @@ class Planning(Uncopied, Shown):
 
         Raises:
             ArgumentError: the back end is the reference, which runs no kernels.
-            NotTraced: kernels tell no times.
+            NotTraced: the kernels record no times.
             Those of `check_plan` and `Planner.stamps`.
             InUse: another thread plans.
         """
         if self.backend == "reference":
             reason = "is 'reference', which runs no kernels; leave it out for those of the device"
             raise ArgumentError(name="backend", reason=reason)
-        if not self._planner.rules.spec.stamps:  # planning it would not help
+        if not self._planner.rules.spec.stamps:  # a plan would not help, so this comes first
             raise NotTraced
         held = self._guard
         if held.is_mine() or not held.try_enter(False):
@@ -211,31 +212,31 @@ class Planning(Uncopied, Shown):
 
     @property
     def choice(self) -> TileChoice | None:
-        """The tile of the last plan, with what spoke for it; None before, and for the reference."""
+        """The tile of the last plan with the reason for it; None before, and for the reference."""
         if self._launcher is None or self.planned is None:
             return None
         return self.planned.choice
 
     @property
     def scalars(self) -> dict[str, Any]:
-        """Values of the variant's scalars that are kept, by plans or by the variant."""
+        """Values of the variant's scalars that plans or the variant have set."""
         return dict(self._inputs.scalars)
 
     @property
     def program(self) -> Program | None:
-        """What runs of the last plan launch, and why; None before, and for the reference."""
+        """The launches of a run of the last plan, and why; None before, and for the reference."""
         if self._launcher is None or self._launcher.program is None or self.planned is None:
             return None
         return self._launcher.program.with_choice(self.choice)
 
     def why_roles(self) -> str | None:
-        """Why the last batch has two roles or not, if it could be mixed; see `why_roles.py`."""
+        """Why the last batch, if it could be mixed, has two roles or one tile (`why_roles.py`)."""
         if self.backend != "cuda" or self.planned is None:
             return None
         return why_roles(self._planner.rules, self.planned, self._inputs)
 
     def _plan(self, batch: Batch, inputs: dict[str, Any]) -> None:
-        # whoever counts a batch without its arrays has asked
+        # a batch without host arrays was checked against the bounds when it was counted
         if self._bounds is not None and isinstance(batch, HostBatch):
             self._bounds.admit(batch.segments, len(batch.indices))
         rewritten = self._inputs.rewritten()
@@ -248,11 +249,11 @@ class Planning(Uncopied, Shown):
             self._asks_planner_alone = self._nobody_looks()
 
     def _plan_again(self, given: Arguments) -> bool:
-        """Plan a batch like the last one in few calls; False if it is none."""
+        """Plan a batch like the last one by a short way; False if the batch is not like it."""
         planned = self._planner.again(given)
         if planned is None:
             return False
-        assert self._launcher is not None  # of what the planner has planned before
+        assert self._launcher is not None  # a back end that has a planner has a launcher
         if self._planner.verifies:
             self._planner.verify(planned, self._inputs)
         self._inputs.for_batch(planned.batch)
@@ -262,7 +263,7 @@ class Planning(Uncopied, Shown):
         return True
 
     def _nobody_looks(self) -> bool:
-        """Whether only the planner asks about a batch, as long as inputs stay."""
+        """Whether only the planner reads a batch, as long as inputs do not change."""
         return not (
             self._launcher is None
             or self._variant.checks_lengths
@@ -284,14 +285,15 @@ class Planning(Uncopied, Shown):
     def _begin_plan(self) -> None:
         """Let runs find no plan until there is a new one, even if an interrupt comes meanwhile.
 
-        The last batch stays, since calls of other threads that look at it are told who plans.
+        `_batch` stays: a call of another thread that finds it goes on to the guard, which raises
+        InUse.
         """
-        if self._launcher is not None:  # first, since runs that it knows ask it alone
+        if self._launcher is not None:  # first: runs with admitted tensors check the launcher only
             self._launcher.forget()
         self._is_refused = True
 
     def _forget(self) -> None:
-        """Have no plan: the last one was refused."""
+        """Drop the plan, because the last call of `plan` was refused."""
         self._begin_plan()
         self._batch = self.planned = None
         self._asks_planner_alone = False
@@ -302,7 +304,7 @@ class Planning(Uncopied, Shown):
         return NotPlanned(what="the last plan() was refused, or interrupted")
 
     def _lengths_check(self, batch: Batch) -> LengthsCheck | None:
-        """What the variant has to say of a batch that the host knows; None if nothing."""
+        """The variant's check of a batch whose lengths the host knows; None if it has no check."""
         if isinstance(batch, OnDevice) or not self._variant.checks_lengths:
             return None
         return LengthsCheck(self._variant, batch, self._inputs.mask_tensors)
@@ -320,7 +322,7 @@ class Planning(Uncopied, Shown):
             scalars = {**self._inputs.scalars, **offer.scalars}
             refuse_overwritten(ring, self.spec.variant, batch.on_host, scalars, known, self.heads)
         if inputs:
-            self._inputs.keep(offer)  # a graph may read these: only what fits goes there
+            self._inputs.keep(offer)  # after the checks, since a graph may read the kept tensors
         if self._launcher is not None:
             self.planned = self._planner.plan(batch, self._inputs)
             if self._planner.verifies:

@@ -21,8 +21,8 @@ _Rows = np.ndarray[Any, Any]
 def unread_values(
     variant: Variant, names: Sequence[str], geometry: Geometry, batch: Batch
 ) -> dict[str, Any]:
-    """Numbers for fields that no result depends on, which functors may ask for all the same: zeros,
-    or ones where a field's own check refuses 0."""
+    """Values for fields that no result depends on, but that functors may still read: zeros, or ones
+    where a field's own check refuses 0."""
     if not names:
         return {}
     sizes = {**axis_sizes(geometry, batch), "lane": geometry.head_dim_qk}
@@ -93,7 +93,7 @@ def run_reference(
 
 
 def _named(tensor: torch.Tensor, axes: tuple[str, ...], wanted: tuple[str, ...]) -> _Rows:
-    """float64 NumPy array with the wanted axes in order; one that the tensor lacks has size 1."""
+    """float64 NumPy array with the wanted axes in order; axes that the tensor lacks get size 1."""
     missing = [axis for axis in wanted if axis not in axes]
     array = tensor.detach().double().cpu().numpy()
     array = array.reshape(*[1] * len(missing), *array.shape)
@@ -103,7 +103,7 @@ def _named(tensor: torch.Tensor, axes: tuple[str, ...], wanted: tuple[str, ...])
 
 
 def _unnamed(array: _Rows, axes: tuple[str, ...], wanted: tuple[str, ...]) -> torch.Tensor:
-    """Back from named axes to the tensor's own."""
+    """The inverse of `_named`: from named axes to the tensor's own."""
     dropped = tuple(i for i, axis in enumerate(axes) if axis not in wanted)
     kept = [axis for axis in axes if axis in wanted]
     moved = array.squeeze(dropped).transpose([kept.index(axis) for axis in wanted])

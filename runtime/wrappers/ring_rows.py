@@ -1,4 +1,4 @@
-"""Rows of a step whose later tokens have taken the slots of keys that the first of them sees."""
+"""Steps whose later tokens have overwritten slots of a rolling cache that the first row sees."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def refuse_overwritten(
     known: Mapping[str, Any],
     heads: Heads,
 ) -> None:
-    """Refuse requests of several rows that get less of a window than their mask says.
+    """Refuse requests of several rows if the first row loses keys that its mask shows.
 
-    Where the mask hides from the last row all that the ring has lost, the mask is what decides, and
-    must for the first row, too. A mask that shows the last row more than is kept leaves the window
-    to the ring, and is let alone; so are masks of which nobody can tell.
+    If the mask hides all overwritten keys from the last row, then the mask defines the window, and
+    it must do so for the first row, too. If the mask shows the last row overwritten keys, then the
+    ring defines the window, and the request is accepted. So are requests whose mask is undecided.
 
     Args:
         ring: window and sinks of the cache.
         traced: the variant.
-        batch: of whole sequences.
-        scalars, known: values of fields, and of tensors that the mask reads, as far as the host
-            has them.
+        batch: batch with the lengths of whole sequences.
+        scalars, known: values of scalar fields, and of tensors that the mask reads, as far as the
+            host has them.
         heads: head counts.
 
     Raises:
-        ArgumentError: it says how many slots are enough.
+        ArgumentError: the message says how many slots are enough.
     """
     window, sinks = ring
     rows, lengths = (x.astype(np.int64) for x in (batch.q_lens, batch.kv_lens))
@@ -47,13 +47,13 @@ def refuse_overwritten(
         return
     analysis = TileAnalysis(traced, scalars, known)
     visibility = MaskVisibility(mask, analysis, batch.arrays, heads)
-    few, lost = heads.group_size, lengths[found] - window  # fused rows of one, and the end of those
+    few, lost = heads.group_size, lengths[found] - window  # fused rows of a row; end of lost keys
     first, last = (
         visibility.classify(found, row, row + few, np.full_like(found, sinks), lost)
         for row in (np.zeros_like(found), (rows[found] - 1) * few)
     )
     for at in np.flatnonzero((last == SKIP) & (first != SKIP)):
-        # those that later rows have overwritten, one by one: a box may look seen and not be
+        # classify overwritten keys one by one: a box may be PARTIAL though its keys are hidden
         count = int(rows[found[at]])
         keys = np.arange(max(sinks, lost[at] - count + 1), lost[at])
         request, begin = np.full_like(keys, found[at]), np.zeros_like(keys)

@@ -1,4 +1,4 @@
-"""`run` of `AttentionWrapper` with tensors unlike those of the run before."""
+"""`AttentionWrapper.run` for tensors that differ from the previous run's in more than addresses."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ from warploom.runtime.wrappers.reference import run_reference, unread_values
 
 
 class Running(Planning):
-    """The part of a wrapper that looks at the tensors of a run; `run` itself knows a short way."""
+    """The part of a wrapper that checks the tensors of a run; `run` itself has a fast path."""
 
     handle: int
     recorded: tuple[str, ...]
     sm_scale: float
     _guard: Guard
     _lse_scale: float
-    _keeps_plans: bool  # captured launches see later plans, or there are none
+    _keeps_plans: bool  # captured launches see later plans, or there are no later plans
 
     def _run_with_aux(
         self, q: Any, kv: Any, out: Any, lse: Any, max_scores: Any, return_lse: bool,
         return_aux: Requested | None, inputs: dict[str, Any],
     ) -> Result | tuple[torch.Tensor, AuxOutput]:  # fmt: skip
-        """A run with a request or a place for the largest scores, or one that is compiled."""
+        """A run with `return_aux` or `max_scores`, or one under torch.compile."""
         self._refuse_absent(q, kv, inputs)
         asked = AuxRequest(return_lse)
         if return_aux is not None:
@@ -67,7 +67,7 @@ class Running(Planning):
         result: Result
         if is_dynamo_compiling():
             learnt = self._learnt(inputs)
-            # kept tensors go in, too, so that torch orders reads of them and writes
+            # kept tensors are passed, too, so that torch orders this read with writes to them
             inputs = {**self._inputs.for_runs(), **inputs}
             result = custom_op.compiled_run(
                 runner, q, kv, out, lse, asked.lse, inputs, learnt, told
@@ -85,7 +85,7 @@ class Running(Planning):
         self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, inputs: dict[str, Any],
         told: MaxScores | None = None,
     ) -> Result:  # fmt: skip
-        """Check all, and go through the operator where torch must know of the call."""
+        """Check all arguments, and call the custom operator if torch must know of the call."""
         self._refuse_absent(q, kv, inputs)
         inputs = self._inputs.read(inputs)
         return_lse = checked_flag("return_lse", return_lse)
@@ -107,7 +107,7 @@ class Running(Planning):
         if wants and not is_traced:
             check_results(out, lse, tensors, self._geometry, self._with_rows(batch, q), tops)
             inputs = {name: self._inputs.seen(name, value) for name, value in inputs.items()}
-        if wants or is_traced:  # the operator says that there is none, once a gradient is asked for
+        if wants or is_traced:  # the operator raises NoGradient when a gradient is requested
             return custom_op.compiled_run(
                 cast(Runner, self), q, kv, out, lse, return_lse, inputs, learnt, told
             )
@@ -121,14 +121,14 @@ class Running(Planning):
             held.leave()
 
     def _refuse_absent(self, q: Any, kv: Any, inputs: Mapping[str, Any]) -> None:
-        """Raise WrongCall where an argument of `run` is not given."""
+        """Raise WrongCall if q or kv is not given."""
         if q is ... or kv is ...:
             traced = self.spec.variant
             known = {*traced.input_names, *traced.unread}
             refuse_absent(type(self).__name__, q, kv, inputs, known)
 
     def _check_run(self, q: torch.Tensor, kv: Any, inputs: dict[str, Any]) -> None:
-        """Raise what `run` would, and launch nothing; for who must know before others are told."""
+        """Raise what `run` would raise, without a launch, for callers that must check ahead."""
         batch = self._batch
         if batch is None:
             raise self._not_planned()
@@ -141,7 +141,7 @@ class Running(Planning):
         self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, inputs: dict[str, Any],
         told: MaxScores | None,
     ) -> Result:  # fmt: skip
-        """Let torch work out what the call is: its operator in a graph, a result of fakes, ..."""
+        """Let torch dispatch the call: as an operator in a graph, with fake tensors, ..."""
         if isinstance(kv, (tuple, list)) and len(kv) == 2:
             kv = as_seen(kv[0], "k"), as_seen(kv[1], "v")
         elif not isinstance(kv, torch.Tensor):
@@ -162,9 +162,9 @@ class Running(Planning):
         inputs: dict[str, Any],
         told: MaxScores | None,
     ) -> Result:
-        """Run what has its turn: the plan stays as it is."""
+        """Run; the calling thread holds the guard, so the plan does not change meanwhile."""
         batch = self._batch
-        if batch is None or self._is_refused:  # another thread's plan just now, or an interrupted
+        if batch is None or self._is_refused:  # by a plan of another thread, or an interrupted one
             raise self._not_planned()
         if not self._keeps_plans:
             refuse_stale_plans()
@@ -194,12 +194,12 @@ class Running(Planning):
         return custom_op.results(o, sums * self._lse_scale, out, lse, return_lse)
 
     def _with_rows(self, batch: Batch, q: torch.Tensor) -> Batch:
-        """The planned batch, with q's rows where they are its own or, for graphs, of the bounds.
+        """The planned batch; for CUDA graphs with q's row count, if that is the bounds' maximum.
 
-        A graph is captured with the most rows of its batches. Those of no request are not touched.
+        A graph is captured with the most rows of its batches. Rows of no request are not touched.
         """
         bounds, rows = self._bounds, len(q) if q.ndim else 0
-        planned = self.planned  # which another thread may take away
+        planned = self.planned  # read once, since another thread may set it to None
         if rows == batch.q_rows or planned is None or isinstance(batch, OnDevice):
             return batch
         if rows == planned.batch.q_rows:
@@ -207,10 +207,10 @@ class Running(Planning):
         is_graphs = self._keeps_plans and not self._geometry.batched
         if is_graphs and bounds is not None and rows == bounds.max_q_rows:
             return replace(batch, q_rows=rows)
-        return planned.batch  # which q does not fit
+        return planned.batch  # q does not fit this batch, and checks will say so
 
     def _learnt(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Values of fields, kept or given to a run, whose gradient may be asked for."""
+        """Values of fields, kept or given to a run, whose gradient may be requested."""
         learnt = self._inputs.learnt
         values = {**learnt, **inputs} if learnt else inputs
         return custom_op.wanting(x for name, x in values.items() if name not in self.recorded)

@@ -1,7 +1,7 @@
-"""Attention over selected pages: each request and key/value head reads a list of its own.
+"""Attention over selected pages: each request and key/value head has its own list of pages.
 
-Selections as Quest makes them change at every step and in every layer. They stay on the device: a
-kernel reads the caller's tensor where the block list of a plan would be.
+Selections as in Quest change at every step and in every layer. They stay on the device: the kernel
+reads the caller's tensor in place of a plan's block list.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ class PageSelectionWrapper(AttentionWrapper):
     """An `AttentionWrapper` over a paged cache whose page table is a selection for each head.
 
     A selection is an int32 tensor [requests, num_kv_heads, budget] on the wrapper's device, which
-    `plan` takes in place of a list of pages, as `kv_indices`: the pages that the request's queries
-    read through that head, the last of them being the one that `last_page_len` speaks of. All heads
-    of a request read equally many, as `kv_indptr` says. As in any paged cache, `kv_pos` counts
-    along the list, so that queries stand at its end: it is the position in a cache from which the
-    other pages were evicted, and not that in the sequence.
+    `plan` takes as `kv_indices`, in place of a list of pages. It lists the pages that the request's
+    queries read in that head; `last_page_len` is the length of the last page in the list. All heads
+    of a request read the same number of pages, which `kv_indptr` gives. As in any paged cache,
+    `kv_pos` counts along the list, and queries are at its end: it is the position in a cache from
+    which the other pages were evicted, and not the position in the sequence.
 
-    A plan is for numbers of pages; their names may change at any time. `select` takes another
-    tensor, such as the next layer's, if its shape and strides are those of the planned one; others
-    have to be planned. New contents of the same tensor need no call, so that a CUDA graph may hold
-    what makes the selection and the attention over it. Each entry that is read must be a page of
-    the cache: on the CPU `run` checks that, on a GPU only `check_selection` does, and a wrong entry
-    reads memory outside of the cache.
+    A plan depends on the numbers of pages only; page numbers may change at any time. `select` takes
+    another tensor, such as the next layer's, if its shape and strides are those of the planned
+    tensor; other shapes need a new plan. New contents of the same tensor need no call, so that a
+    CUDA graph may hold the kernels that make the selection and the attention over it. Each entry
+    that is read must be a page of the cache. On the CPU `run` checks that; on a GPU only
+    `check_selection` does, and a wrong entry reads memory outside of the cache.
     """
 
     _batch: SelectedBatch | None
-    _selection: torch.Tensor  # that runs read, once there is a plan
+    _selection: torch.Tensor  # the tensor that runs read, once there is a plan
 
     @classmethod
     def planned_format(cls, kv_format: KVFormat) -> Selected:
@@ -75,23 +75,23 @@ class PageSelectionWrapper(AttentionWrapper):
         q_rows: int | None = None,
         **inputs: Any,
     ) -> None:
-        """Distribute the work of a batch, by the host; see `AttentionWrapper.plan`.
+        """Distribute the work of a batch, on the host; see `AttentionWrapper.plan`.
 
         Args:
             qo_indptr: int32 [requests + 1], where each request's query rows begin.
-            kv_indptr: int32 [requests + 1], in pages that are read: of each head equally many.
+            kv_indptr: int32 [requests + 1], in pages that are read, the same number in each head.
             kv_indices: the selection, an int32 tensor [requests or more, num_kv_heads, budget] on
-                the wrapper's device. It is not copied: runs read it where it lies, until `select`
-                or the next plan names another.
+                the wrapper's device. It is not copied: runs read this tensor itself, until `select`
+                or the next plan gives another.
             last_page_len: int32 [requests], tokens in the last page of each list.
-            kv_lens: not of paged caches.
+            kv_lens: not accepted for paged caches.
             q_rows: rows of the batch, if given.
             **inputs: values of the variant's fields.
 
         Raises:
             BadLength: a request reads more pages than the selection lists.
-            WrongStride: entries of the selection lie side by side in no list, or too far apart.
-            ArgumentError: a selection that is no tensor, or a back end without selections.
+            WrongStride: the last stride of the selection is not 1, or its strides are too large.
+            ArgumentError: the selection is no tensor, or the back end does not support selections.
             and those of `AttentionWrapper.plan`.
         """
         super().plan(
@@ -137,7 +137,7 @@ class PageSelectionWrapper(AttentionWrapper):
         return super().run(q, kv, **rest)
 
     def _admit_and_launch(self, q: torch.Tensor, kv: KV, *rest: Any, **more: Any) -> Result:
-        """On the CPU each run comes here, so that no run reads a selection that was not checked."""
+        """Run; on the CPU each run comes here, so that its selection is checked first."""
         if self.device.type != "cpu":
             return super()._admit_and_launch(q, kv, *rest, **more)
         self.check_selection(kv)
@@ -150,7 +150,7 @@ class PageSelectionWrapper(AttentionWrapper):
     def check_selection(self, kv: Any) -> None:
         """Raise for the first entry that a run would read outside of the cache now.
 
-        On a GPU it waits for the device, so it is for finding mistakes: call it before `run`.
+        On a GPU it waits for the device, so it is meant for debugging: call it before `run`.
 
         Args:
             kv: the cache, as `run` takes it.
@@ -177,13 +177,13 @@ class PageSelectionWrapper(AttentionWrapper):
             raise IndexOutOfRange(name="kv_indices", index=index, value=value, last=pages - 1)
 
     def select(self, selection: Any) -> None:
-        """Read another tensor from the next run on; shape and strides are those of the plan.
+        """Let runs read another tensor from now on; its shape and strides must be as planned.
 
-        More requests than the planned tensor has are no error. For others, plan again.
+        It may have more requests than the planned tensor. For other shapes, plan again.
 
         Raises:
             NotPlanned: there is no plan, or the last one was refused.
-            WrongShape, WrongStride, WrongDType, WrongDevice: not as planned.
+            WrongShape, WrongStride, WrongDType, WrongDevice: the tensor is not as planned.
             InUse: another thread runs or plans this wrapper.
         """
         held = self._guard
@@ -212,13 +212,13 @@ class PageSelectionWrapper(AttentionWrapper):
             held.leave_plan()
 
     def _use(self, tensor: torch.Tensor) -> None:
-        self._selection = tensor  # torch reuses its memory on its own stream alone, once dropped
+        self._selection = tensor  # torch reuses a dropped tensor's memory on its own stream only
         self._params.set("indices", tensor.data_ptr())
         assert self._launcher is not None  # `plan` refuses the reference
         self._launcher.reads("selection", tensor)
 
     def _checked(self, selection: Any, name: str, requests: int) -> torch.Tensor:
-        if isinstance(selection, (list, tuple)):  # new contents of a copy would not be seen
+        if isinstance(selection, (list, tuple)):  # runs would not see new contents of a list
             reason = f"is a {type(selection).__name__}, and runs read it where it lies"
             raise ArgumentError(
                 name=name, reason=f"{reason}: give a torch.int32 tensor on {self.device}"

@@ -1,4 +1,4 @@
-"""What a wrapper says about itself: its `repr`, and names that FlashInfer's wrappers have."""
+"""A wrapper's `repr`, and error messages for names that FlashInfer's wrappers have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from warploom.dsl.variants.variant import Variant
 from warploom.runtime.formats.batch import Batch
 from warploom.runtime.planning.visibility import Heads
 
-# of FlashInfer's wrappers -> what to write here
+# attribute of FlashInfer's wrappers -> what to write instead
 _FLASHINFER = {
     "forward": "call plan(...) once for a batch, and run(q, (k, v))",
     "begin_forward": "it is called plan(qo_indptr, kv_indptr, ...)",
@@ -24,7 +24,7 @@ _FLASHINFER = {
 
 
 class Shown:
-    """Base of wrappers, for those who look at them."""
+    """Base of wrappers: how they are shown, and hints for unknown attributes."""
 
     device: torch.device
     heads: Heads
@@ -34,7 +34,7 @@ class Shown:
     _variant: Variant
 
     def __repr__(self) -> str:
-        if "_batch" not in vars(self):  # its declaration was refused
+        if "_batch" not in vars(self):  # the constructor raised
             return object.__repr__(self)
         spec = self.spec
         head = str(spec.head_dim_qk)
@@ -50,7 +50,7 @@ class Shown:
             f"device={self.device}, {'not ' if self._batch is None else ''}planned)"
         )
 
-    if not TYPE_CHECKING:  # what a class has not stays an error to type checkers
+    if not TYPE_CHECKING:  # type checkers must still report unknown attributes
 
         def __getattr__(self, name: str) -> object:
             kind = type(self).__name__

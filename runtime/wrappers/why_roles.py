@@ -1,4 +1,4 @@
-"""Why a batch of prefills and decodes has two roles, or one tile for all, for `explain()`."""
+"""For `explain()`: why a batch of prefills and decodes has two roles, or one tile for all."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from warploom.runtime.planning.mixes import may_be_mixed
 from warploom.runtime.planning.rules import Rules
 from warploom.runtime.strategies.strategy import Planned
 
-_US = 1e-6  # of a picosecond
+_US = 1e-6  # microseconds in a picosecond
 
 
 def why_roles(rules: Rules, planned: Planned, inputs: Inputs) -> str | None:
-    """Which rule decided.
+    """The rule that decided between two roles and one tile.
 
     Args:
-        rules: of the wrapper, on a GPU.
-        planned: its last plan.
-        inputs: values that the mask reads, of the last plan.
+        rules: rules of a wrapper on a GPU.
+        planned: the wrapper's last plan.
+        inputs: values that the mask of the last plan reads.
 
     Returns:
-        The answer and its reason; None where the caller gave the tile, and for batches that are
-        not mixed as far as the host knows.
+        The answer and its reason; None if the caller gave the tile, and for batches that are not
+        mixed as far as the host knows.
     """
     options, batch = rules.options, planned.batch
     if options.tile is not None:
@@ -39,7 +39,7 @@ def why_roles(rules: Rules, planned: Planned, inputs: Inputs) -> str | None:
 
 
 def _obstacle(rules: Rules, is_unread: bool) -> str | None:
-    """What forbids two roles, or None if the expected times decide."""
+    """The reason that forbids two roles; None if the expected times decide."""
     options = rules.options
     if not options.may_mix:
         setting = "the workspace is given, which may hold one tile only"
@@ -56,7 +56,7 @@ def _obstacle(rules: Rules, is_unread: bool) -> str | None:
 
 
 def _forecasts(rules: Rules, planned: Planned, inputs: Inputs) -> str:
-    """The decision, and the times that made it, in order."""
+    """The decision, and the expected times that it compares."""
     assert rules.mixes is not None  # there is no obstacle
     count = partial(_count, rules, planned, inputs)
     lines = []
@@ -73,7 +73,7 @@ def _forecasts(rules: Rules, planned: Planned, inputs: Inputs) -> str:
 
 
 def _count(rules: Rules, planned: Planned, inputs: Inputs, sizes: RoleSizes) -> RoleTiles:
-    """Key tiles of the batch as it was planned, whatever has become of its index arrays."""
+    """Key tiles of the batch as it was planned, even if its index arrays have changed since."""
     batch = planned.batch
     if isinstance(batch, HostBatch):
         return rules.role_tiles(batch, inputs, sizes)

@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 class AttentionWrapper(Prefetching):
     """Attention of one variant over one KV format, for batches of any lengths.
 
-    A wrapper serves one batch at a time. Threads may run the same plan, one after the other; those
-    that plan need wrappers of their own, or a lock around `plan` and the runs of its batch.
+    A wrapper serves one batch at a time. Threads may run the same plan, one after the other. A
+    thread that plans needs its own wrapper, or a lock around `plan` and the runs of its batch.
 
     Attributes:
         spec: the declaration, traced and checked.
@@ -105,40 +105,43 @@ class AttentionWrapper(Prefetching):
         key_transform: Way = "auto",
         max_scores: bool = False,
     ) -> None:
-        """Declare; kernels whose tile is known from the declaration are built here.
+        """Declare the wrapper, and build kernels whose tile is known from the declaration.
 
         Args:
             variant: the functors; None is plain attention over all keys.
             kv_format: storage of keys and values; `Ragged()` by default. A `PageSelectionWrapper`
                 must be given `Paged`.
-            num_q_heads, num_kv_heads: heads; the second defaults to the first and must divide it.
-            head_dim, head_dim_v: multiples of 8 from 8 to 256; the second defaults to the first.
-            dtype: of q, k, v and the output: float16, bfloat16 or (CPU) float32.
-            kv_dtype: of k and v, if another: float8_e4m3fn, float8_e5m2 or int8. Kernels widen them
-                to `dtype`; scales are fields of the variant, see `KVScale`.
+            num_q_heads, num_kv_heads: head counts; num_kv_heads defaults to num_q_heads and must
+                divide it.
+            head_dim, head_dim_v: multiples of 8 from 8 to 256; head_dim_v defaults to head_dim.
+            dtype: type of q, k, v and the output: float16, bfloat16 or (CPU) float32.
+            kv_dtype: type of k and v if it is not `dtype`: float8_e4m3fn, float8_e5m2 or int8.
+                Kernels widen k and v to `dtype`; scales are fields of the variant, see `KVScale`.
             device: the current CUDA device by default, or the CPU.
-            backend: "reference" reads the variant with NumPy; None is the device's own.
+            backend: "reference" evaluates the variant with NumPy; None is the device's own back
+                end.
             sm_scale: factor of q.k; 1/sqrt(head_dim) by default.
             lse_base: "e" or "2", base of the log-sum-exp that `run` returns.
             bounds: the largest batch; fixes all buffers, and `plan` refuses larger batches.
-            workspace: contiguous uint8 tensor to use instead of own memory; see `workspace_size`.
-                Wrappers may share it if each plans again before it runs after another.
+            workspace: contiguous uint8 tensor to use instead of the wrapper's own memory; see
+                `workspace_size`. Wrappers may share one. A wrapper must then plan again before it
+                runs if another wrapper has planned since.
             cuda_graph: nothing may move between plans: tile, grid and addresses follow from
                 `bounds`, and the scalars of the mask stay as first planned.
-            sm_limit: CTAs that may get work, of `planned.kernel.num_ctas`; None is all. An SM may
-                hold several.
-            batch_invariant: fix the tile and the split size, so that the bits of a request do not
-                depend on its neighbours. Of a tile with another for decodes each has its own size.
-            tile: use this tile instead of choosing one; it may have another for decodes.
-            key_transform: where keys are transformed: "fused" in attention, for each query tile
-                again; "before" in a kernel of its own, into memory that each run takes and gives
-                back; "auto": before where many query tiles meet each key, if that can be had.
-            max_scores: make kernels that can tell the largest score of each row, which runs may ask
-                for. They scale outputs more often, as maxima grow.
+            sm_limit: number of CTAs, out of `planned.kernel.num_ctas`, that may get work; None is
+                all. An SM may hold several CTAs.
+            batch_invariant: fix the tile and the split size, so that the bits of a request's result
+                do not depend on the rest of the batch. A tile for decodes has its own split size.
+            tile: use this tile instead of choosing one; it may contain another tile for decodes.
+            key_transform: where keys are transformed. "fused": in the attention kernel, again for
+                each query tile. "before": in a separate kernel, into memory that each run allocates
+                and frees. "auto": "before" where many query tiles read each key and it is possible.
+            max_scores: build kernels that can write the largest score of each row, which runs may
+                request. Such kernels rescale outputs more often, as maxima grow.
 
         Raises:
             VariantError: the variant cannot be traced.
-            UnsupportedSpec, BadHeadDim, ArgumentError: a declaration that no kernel serves.
+            UnsupportedSpec, BadHeadDim, ArgumentError: no kernel supports the declaration.
             WorkspaceTooSmall: `workspace` cannot hold all batches within the bounds.
             NoGpu, NoHostCompiler, NoCudaCompiler: the device or its compiler is missing.
         """
@@ -170,7 +173,7 @@ class AttentionWrapper(Prefetching):
 
     @classmethod
     def planned_format(cls, kv_format: KVFormat) -> Format[Any]:
-        """What plans make of a format; raises ArgumentError for one that they do not serve."""
+        """The format as planners use it; raises ArgumentError if wrappers do not support it."""
         return format_of(kv_format)
 
     def _setup(
@@ -201,7 +204,7 @@ class AttentionWrapper(Prefetching):
         )
 
     def _connect(self, options: Options, workspace: Workspace) -> None:
-        """Join the parts that only a compiled back end has."""
+        """Create the parts that only a compiled back end has."""
         self._workspace = workspace
         made, pretransform, always = kernel_parts(self.spec, self.heads, self.key_transform)
         self._kernels = Kernels(made, self.device, pretransform, always)
@@ -293,27 +296,28 @@ class AttentionWrapper(Prefetching):
             max_scores: float32 tensor for the largest scores, shaped like `lse`.
             return_lse: return the log-sum-exp too.
             return_aux: an `AuxRequest`, as in FlexAttention: what to return in an `AuxOutput`, in
-                place of `return_lse`. Largest scores are of wrappers made with `max_scores=True`.
+                place of `return_lse`. Largest scores need a wrapper made with `max_scores=True`.
             **inputs: values of the variant's fields for this run. Captured in a CUDA graph, scalars
                 are frozen and tensors are read by address.
 
         Returns:
             The output; with `return_lse` also the log-sum-exp, with `return_aux` an `AuxOutput`.
-            Rows that see nothing have output 0, and -inf in both. Undefined if the device refused
-            the plan, which `check_plan` tells.
+            Rows that see no key have output 0, log-sum-exp -inf and largest score -inf. Results are
+            undefined if the device refused the plan; `check_plan` reports that.
 
         Raises:
             WrongCall: q or kv is not given.
             NotPlanned: there is no plan, or the last one was refused.
             WrongDType, WrongDevice, WrongShape, IndexOutOfRange: a wrong tensor.
             WrongStride: elements of `out` or `lse` overlap.
-            ArgumentError: a large paged cache that kernels cannot reach as it lies; or, on the
-                CPU, a tensor of the mask that the variant's `check_lengths` refuses.
-            UnknownInput, MissingInput, PlanMismatch: a wrong input; the last also if another
+            ArgumentError: a paged cache has strides or an address that kernels cannot read, and is
+                too large to copy; or, on the CPU, the variant's `check_lengths` refuses a tensor of
+                the mask.
+            UnknownInput, MissingInput, PlanMismatch: a wrong input; PlanMismatch also if another
                 wrapper has planned into this one's workspace.
             InUse: another thread plans.
-            NoGradient: later, when `backward()` reaches this call; at once for forward-mode
-                differentiation.
+            NoGradient: raised when `backward()` reaches this call; for forward-mode differentiation
+                it is raised at once.
         """
         if more:
             reason = "keys and values are one argument: run(q, (k, v)); the others need their names"
@@ -340,7 +344,8 @@ class AttentionWrapper(Prefetching):
         """Build the kernels of every tile that a plan can choose, in parallel, and load them.
 
         Args:
-            progress: show a progress bar; None lets the settings and the terminal decide.
+            progress: whether to show a progress bar; by default the settings and the terminal
+                decide.
 
         Raises:
             BuildFailed, CompileError and others of `codegen.build.build_all`.
@@ -352,10 +357,10 @@ class AttentionWrapper(Prefetching):
             self._planner.prepare()
 
     def build_jobs(self, choices: Sequence[TileChoice] | None = None) -> list[Job]:
-        """What `codegen.build.build_all` needs to build this wrapper's kernels with others'.
+        """Jobs for `codegen.build.build_all`, which can build several wrappers' kernels at once.
 
         Args:
-            choices: what to build for; `choices()` by default.
+            choices: tile choices to build for; `choices()` by default.
         """
         choices = self.choices() if choices is None else choices
         sources = dict.fromkeys(found for one in choices for found in self._kernels.sources(one))
@@ -371,14 +376,14 @@ class AttentionWrapper(Prefetching):
         return list(dict.fromkeys(choice.tile for choice in self.choices()))
 
     def choices(self) -> list[TileChoice]:
-        """The same, each with whether another kernel transforms keys before."""
+        """Those tiles, each with the flag whether a separate kernel transforms keys before."""
         return [] if self.backend == "reference" else self._planner.choices()
 
     def workspace_size(self, bounds: Bounds | None = None) -> WorkspaceSize:
         """Exact bytes that any batch within the bounds needs (FlashInfer, appendix D).
 
         Args:
-            bounds: the declared ones by default.
+            bounds: the largest batch; the declared bounds by default.
 
         Raises:
             ArgumentError: there are no bounds, or the back end needs no workspace.
