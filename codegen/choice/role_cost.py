@@ -7,16 +7,18 @@ measured. Prices of portable tiles were never measured; plans for other GPUs use
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from warploom.codegen.attention.templates import template_of
 from warploom.codegen.attention.two_roles import TwoRoles
 from warploom.codegen.lowering.logits_hooks import logits_hooks
+from warploom.codegen.lowering.specialize import only_hooks
 from warploom.codegen.lowering.split import Level, levels
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.ir import LEAVES, UNARY_MATH
-from warploom.dsl.types.spec import AttentionSpec
+from warploom.dsl.types.spec import AttentionSpec, TracedVariant
 
 _PREFILL_SIZE = 128 * 128 * (128 + 128)  # rows, keys and lanes of `TwoRoles.prefill_ps`
 _BYTES = 2  # per element there; tensor cores take proportionally longer for larger ones
@@ -72,7 +74,7 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
     read = tile.decode.keys * lanes * spec.stored_dtype.bytes
     narrow, decodes = spec.is_narrow, template.decodes
     bandwidth = (decodes.narrow_sm_bandwidth if narrow else decodes.sm_bandwidth)[tile.decode.rows]
-    instructions = _instructions(spec)
+    instructions = _instructions(spec.variant)
     slower = max(0, instructions - 1) * _INSTRUCTION_PS * tile.rows * tile.keys // (128 * 128)
     prefill_ps = template.narrow_ps if narrow else template.prefill_ps
     prefill = -(-size * prefill_ps // _PREFILL_SIZE) + slower
@@ -85,14 +87,17 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
     )
 
 
-def _instructions(spec: AttentionSpec) -> int:
+@lru_cache(64)
+def _instructions(variant: TracedVariant) -> int:
     """About how many instructions an element takes beside the softmax; a multiply-add is one.
 
     Values that are constant along a row or a column are computed once for it, and what the softmax
     absorbs (a scale, a bias that grows linearly with the key) costs nothing.
     """
-    variant = spec.variant
-    transform = logits_hooks(variant, shifts_rows=variant.softmax).roots.get("logits_transform")
+    if "logits_transform" not in variant.hooks:
+        return 0
+    alone = replace(only_hooks(variant, ("logits_transform",)), softmax=variant.softmax)
+    transform = logits_hooks(alone, shifts_rows=variant.softmax).roots.get("logits_transform")
     if transform is None:
         return 0
     computed = {node for node, level in levels([transform]).items() if level is Level.ELEMENT}

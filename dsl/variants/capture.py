@@ -35,7 +35,8 @@ from warploom.errors import ArgumentError, GlobalMutated
 _ONLY_INDEXED = "Index it with one int per dimension; do other arithmetic on it before, outside."
 
 Replace = Callable[[str, Any], Any]
-COPIES = "_copies"  # attribute of `Captures` that does not influence a trace
+# Attributes of a variant: its `Captures`, and the functions whose tensors they replace.
+CAPTURES, FUNCTIONS = "_captures", "_functions"
 
 
 class Captures:
@@ -49,10 +50,9 @@ class Captures:
         self.alike: dict[str, Any] = {}  # tensors that kernels read without conversion
         self._copies: dict[str, Any] = {}  # converted tensors, whose addresses graphs may read
 
-    @property
-    def tensors(self) -> list[Any]:
-        """The captured tensors, whose values are not part of a graph."""
-        return list(self._tensors.values())
+    def known_name(self, tensor: Any) -> str | None:
+        """The field of a tensor, or None if it was not captured yet."""
+        return self._names.get(_identity(tensor))
 
     def values(self) -> dict[str, Any]:
         """Current values of the tensors, in the types of their fields."""

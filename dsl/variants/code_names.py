@@ -17,6 +17,15 @@ def names(code: CodeType) -> Iterator[str]:
 
 
 @functools.lru_cache(1024)
+def global_names(code: CodeType) -> frozenset[str]:
+    """Names in a function's code, and in functions inside it, that are looked up as globals."""
+    loads = (step for step in dis.get_instructions(code) if step.opname.startswith("LOAD_"))
+    found = {str(x.argval) for x in loads if "GLOBAL" in x.opname or x.opname == "LOAD_NAME"}
+    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    return frozenset(found).union(*map(global_names, inner))
+
+
+@functools.lru_cache(1024)
 def imports(code: CodeType) -> tuple[str, ...]:
     """Modules that a function's code, and functions inside it, import when they run.
 

@@ -45,7 +45,7 @@ class Flex(Variant):
         given = (function for function in (score_mod, mask_mod) if function is not None)
         shown = (str(getattr(function, "__name__", "function")) for function in given)
         self._name = "_".join(("flex", *(re.sub(r"\W", "", name) for name in shown)))
-        self._captures = Captures(self._name)  # before their readers: `fingerprint` goes in order
+        self._captures = Captures(self._name)
         self._q_idx = q_idx
         self._lists = lists
         self._is_read = is_read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from warploom.dsl.types import location
@@ -46,7 +46,7 @@ def snapshot(variant: Variant) -> Snapshot:
         for name, value in reachable(function):
             taken.record(function, name, value)
     for _, functor in variant.functors():
-        if getattr(functor, "__func__", None) in functions:
+        if isinstance(functor, MethodType) and functor.__func__ in functions:
             for name, value in getattr(functor.__self__, "__dict__", {}).items():
                 taken.record(functor.__func__, f"self.{name}", value)
     return taken
@@ -71,7 +71,9 @@ def _functions(variant: Variant) -> dict[FunctionType, str]:
     found: dict[FunctionType, str] = {}
 
     def visit(candidate: object, hook: str, owner: type) -> None:
-        function = getattr(candidate, "__func__", candidate)
+        function = candidate
+        if isinstance(candidate, (MethodType, staticmethod, classmethod)):
+            function = candidate.__func__
         if not isinstance(function, FunctionType) or function in found:
             return
         if is_library(function.__module__ or ""):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from types import FunctionType, MethodType
 from typing import Any
 
 from warploom.dsl.values.stand_ins import uncompiled
 from warploom.dsl.variants.capture import writes
+from warploom.dsl.variants.fingerprint import fingerprint
 from warploom.dsl.variants.flex import flex
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import ArgumentError
@@ -16,8 +19,33 @@ from warploom.runtime.inputs.aux_outputs import AuxRequest
 # An attribute of a score_mod or a block mask: the variants that were made of it. They live as long
 # as it does, and no longer.
 _VARIANTS = "_warploom_flex"
-_MOST_VARIANTS = 8  # of one block mask, with as many score_mods
+_MOST_VARIANTS = 16  # of one block mask, with as many score_mods
 _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A variant, and what it was made of.
+
+    Attributes:
+        score_mod, mask_mod: the functions.
+        lists: tensors of the block mask; None where it has none.
+        written: how often torch had written to each.
+        read: the key of what the mask_mod reads, which decides whether the lists are read.
+    """
+
+    score_mod: Any
+    mask_mod: Any
+    lists: tuple[Any, ...]
+    written: tuple[int | None, ...]
+    read: Hashable
+    variant: Variant
+
+    def is_of(self, other: _Made) -> bool:
+        mine = self.score_mod, self.mask_mod, *self.lists
+        theirs = other.score_mod, other.mask_mod, *other.lists
+        same = (x is y or _is_same_method(x, y) for x, y in zip(mine, theirs, strict=True))
+        return all(same) and (self.written, self.read) == (other.written, other.read)
 
 
 @uncompiled(
@@ -48,8 +76,8 @@ def flex_attention(
         key: [batch or 1, kv_heads, keys, head_dim], in query's dtype.
         value: [batch or 1, kv_heads, keys, head_dim_v], likewise.
         score_mod: `score_mod(score, b, h, q_idx, kv_idx)`, as `flex` takes it.
-        block_mask: of torch's `create_block_mask`, for these lengths. Its lists are read again only
-            if torch counts a write to them.
+        block_mask: of torch's `create_block_mask`, for these lengths. Its lists are read again if
+            they are other tensors, or torch has counted a write to them.
         scale: factor of q.k; 1/sqrt(head_dim) by default.
         enable_gqa: whether q_heads may be a multiple of kv_heads.
         return_lse: return the natural log-sum-exp too.
@@ -62,9 +90,14 @@ def flex_attention(
         output 0 and log-sum-exp -inf.
 
     Raises:
-        ArgumentError: fewer key/value heads without `enable_gqa`, or a block mask of other lengths.
+        ArgumentError: fewer key/value heads without `enable_gqa`, a block mask of other lengths, or
+            a function in its place.
         What `flex` and `attention` raise.
     """
+    if isinstance(block_mask, FunctionType):
+        reason = "is a function; give torch's create_block_mask(function, ...), or call "
+        remedy = "attention(..., variant=warploom.flex(score_mod, function), layout='HND')"
+        raise ArgumentError(name="block_mask", reason=reason + remedy)
     heads = [int(x.shape[1]) for x in (query, key) if len(getattr(x, "shape", ())) == 4]
     if not enable_gqa and len(set(heads)) > 1:
         reason = f"has {heads[1]} heads and query {heads[0]}; say enable_gqa=True"
@@ -77,16 +110,44 @@ def flex_attention(
 
 def _variant(score_mod: Callable[..., Any] | None, block_mask: Any) -> Variant | None:
     """The variant of both, kept with the mask, or else with the function."""
-    owner = score_mod if block_mask is None else block_mask
-    if owner is None:
+    if score_mod is None and block_mask is None:
         return None
-    lists = tuple(writes(getattr(block_mask, name, None)) for name in _LISTS)
-    known: list[tuple[Any, Any, Variant]] = getattr(owner, "__dict__", {}).get(_VARIANTS, [])
-    for of, written, variant in known:
-        if of is score_mod and written == lists:
-            return variant
-    made = flex(score_mod, block_mask=block_mask)
-    kept = [(score_mod, lists, made), *known[: _MOST_VARIANTS - 1]]
-    if hasattr(owner, "__dict__"):
-        setattr(owner, _VARIANTS, kept)
-    return made
+    lists = tuple(getattr(block_mask, name, None) for name in _LISTS)
+    mask_mod = getattr(block_mask, "mask_mod", None)
+    read, _ = (None, []) if mask_mod is None else fingerprint(mask_mod)
+    written = tuple(map(writes, lists))
+
+    def made() -> Variant:
+        return flex(score_mod, block_mask=block_mask)
+
+    of_lists = zip(lists, written, strict=True)
+    is_counted = all(one is None or count is not None for one, count in of_lists)
+    kept = _kept_with(score_mod if block_mask is None else block_mask)
+    if kept is None or not is_counted or (mask_mod is not None and read is None):
+        return made()  # nothing would tell that it has changed
+    wanted = _Made(score_mod, mask_mod, lists, written, read, _NOT_MADE)
+    known = list(kept.get(_VARIANTS, ()))
+    found = next((one for one in known if one.is_of(wanted)), None)
+    if found is None:
+        found = replace(wanted, variant=made())
+    others = [one for one in known if one is not found]
+    kept[_VARIANTS] = (found, *others[: _MOST_VARIANTS - 1])
+    return found.variant
+
+
+_NOT_MADE = Variant()
+
+
+def _kept_with(owner: Any) -> dict[str, Any] | None:
+    """The attributes of the object that variants are kept with, or None if it has none."""
+    if isinstance(owner, MethodType):
+        owner = owner.__self__
+    kept = getattr(owner, "__dict__", None)
+    return kept if isinstance(kept, dict) else None
+
+
+def _is_same_method(x: Any, y: Any) -> bool:
+    """Whether two bound methods, which Python makes anew at each look, are of one object."""
+    return isinstance(x, MethodType) and isinstance(y, MethodType) and (
+        x.__self__ is y.__self__ and x.__func__ is y.__func__
+    )  # fmt: skip

@@ -21,7 +21,7 @@ from warploom.codegen.source import TileConfig
 from warploom.dsl.types.formats import KVFormat
 from warploom.runtime.formats import format_of
 from warploom.runtime.planning.visibility import Heads
-from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.bounds import INT32_MAX, Bounds
 from warploom.scheduler.model.cost import CostModel
 from warploom.scheduler.model.problem import (
     SHARING_TILES,
@@ -214,6 +214,7 @@ def _of_roles(
     numbers = _role_numbers(tile, work.active_ctas, prices)
     scratch = role_scratch_bytes(work.max_tiles, bounds.max_requests, work.active_ctas, SLICES)
     is_counted = work.fits_line(_longest_price(tile, prices, bounds.max_kv_len))
+    is_counted = is_counted and max(prices.units) <= INT32_MAX  # planners take them as int
     if lists is None:
         return numbers, scratch, is_counted
     cost = CostModel.of(tile.rows, tile.keys, lists.piece_keys)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from warploom import forks
 from warploom.dsl.values.stand_ins import unseen
 from warploom.errors import ForbiddenUnderCapture
 from warploom.prefetch_errors import BudgetTooSmall, CannotPrefetch
@@ -37,6 +38,7 @@ _REMEDY = "Call it once before the capture, with this cache and this budget."
 _Layout = tuple[int, int, int, int]
 # Tables that CUDA graphs read, whose replays may outlast the wrapper.
 _of_graphs: list[tuple[SpanTable, GraphHold]] = []
+_lock = forks.lock()
 
 
 class PageTable:
@@ -70,10 +72,11 @@ class PageTable:
 
     def keep_for_graph(self, device: torch.device) -> None:
         """Keep the table for as long as the CUDA graph exists that is being captured."""
-        self._hold.attach(device)
-        others = [kept for kept in _of_graphs if kept[0] is not self.table]
-        _of_graphs[:] = [kept for kept in others if not kept[1].is_released()]
-        _of_graphs.append((self.table, self._hold))
+        with _lock:
+            self._hold.attach(device)
+            others = [kept for kept in _of_graphs if kept[0] is not self.table]
+            _of_graphs[:] = [kept for kept in others if not kept[1].is_released()]
+            _of_graphs.append((self.table, self._hold))
 
     def write(self, planned: Planned, order: Ints) -> None:
         """Enqueue the first pages of a plan's order: each one's keys, then its values."""

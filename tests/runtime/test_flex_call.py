@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import gc
 import inspect
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -92,6 +95,71 @@ def test_lists_that_were_written_are_read_anew() -> None:
     mask.full_kv_num_blocks.zero_()
     nothing = wl.flex_attention(*tensors(), block_mask=mask)
     assert first.any() and not nothing.any()
+
+
+def test_masks_that_are_given_other_parts_are_made_anew() -> None:
+    """As decode loops do, which give one block mask another mask_mod at each step."""
+    mask = block_mask()
+    wl.flex_attention(*tensors(), block_mask=mask)
+    for other in (copy.copy(mask), mask):
+        other.mask_mod = lambda b, h, q, k: k <= q
+        lists = block_mask(other.mask_mod)
+        for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"):
+            setattr(other, name, getattr(lists, name))
+        found = wl.flex_attention(*tensors(), block_mask=other)
+        expected = wl.attention(*tensors(), variant=wl.flex(mask_mod=other.mask_mod), layout="HND")
+        torch.testing.assert_close(found, expected)
+
+
+def test_lists_whose_writes_nobody_counts_are_read_each_time() -> None:
+    with torch.inference_mode():
+        mask = block_mask()
+        first = wl.flex_attention(*tensors(), block_mask=mask)
+        mask.kv_num_blocks.zero_()
+        mask.full_kv_num_blocks.zero_()
+        assert first.any() and not wl.flex_attention(*tensors(), block_mask=mask).any()
+
+
+class Scaled:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def mod(self, score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score * self.factor
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    factor: float
+
+    def __call__(self, score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score * self.factor
+
+
+METHODS = (lambda x: Scaled(x).mod, Frozen, lambda x: partial(Scaled.mod, Scaled(x)))
+
+
+@pytest.mark.parametrize("make", METHODS)
+def test_methods_and_callable_objects(make: Any) -> None:
+    for factor in (0.5, 3.0):
+        found = wl.flex_attention(*tensors(), make(factor))
+        expected = theirs.flex_attention(*tensors(), lambda s, b, h, q, k, f=factor: s * f)
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+    kept = Scaled(2.0)
+    assert _variant(kept.mod, None) is _variant(kept.mod, None)
+
+
+def test_what_is_used_stays_among_those_that_are_kept() -> None:
+    mask, others = block_mask(), [lambda s, b, h, q, k, i=i: s * i for i in range(20)]
+    first = _variant(score_mod, mask)
+    for other in others:
+        _variant(other, mask)
+        assert _variant(score_mod, mask) is first
+
+
+def test_a_function_is_no_block_mask() -> None:
+    with pytest.raises(ArgumentError, match="create_block_mask"):
+        wl.flex_attention(*tensors(), block_mask=mask_mod)
 
 
 def test_a_function_goes_with_its_variant() -> None:

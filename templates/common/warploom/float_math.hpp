@@ -10,8 +10,8 @@ namespace warploom {
 WL_FN bool is_nan(float x) { return (float_to_bits(x) & 0x7fffffff) > 0x7f800000; }
 WL_FN bool is_inf(float x) { return (float_to_bits(x) & 0x7fffffff) == 0x7f800000; }
 
-// % and // as in Python and NumPy; torch's differ in the sign of a remainder of zero, which here is
-// that of b. The remainder of fmod is exact, however large a / b is.
+// % and // as in Python and NumPy; torch's % differs in the sign of a remainder of zero, which here
+// is that of b. The remainder of fmod is exact, however large a / b is.
 WL_FN bool is_of_other_sign(float rest, float b) {
   return (rest != 0.0f) & ((rest < 0.0f) != (b < 0.0f));
 }
@@ -24,7 +24,9 @@ WL_FN float floordiv(float a, float b) {
   const float rest = fmod(a, b);
   const float quotient = (a - rest) / b - (is_of_other_sign(rest, b) ? 1.0f : 0.0f);
   const float below = floor(quotient);
-  return b == 0.0f ? a / b : below + (quotient - below > 0.5f ? 1.0f : 0.0f);
+  const float whole = below + (quotient - below > 0.5f ? 1.0f : 0.0f);
+  const float ratio = a / b;
+  return b == 0.0f ? ratio : whole == 0.0f ? with_sign_of(0.0f, ratio) : whole;
 }
 
 // exp(x) is 2^n * (1 + less_one).
