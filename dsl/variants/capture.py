@@ -228,8 +228,8 @@ class CapturedTensor(RowLike):
 
 def is_tensor(value: object) -> bool:
     """True for torch tensors and NumPy arrays, including those without dimensions."""
-    if isinstance(value, (type, Symbol, np.generic, CapturedTensor)):
-        return False
+    if isinstance(value, (type, dict, Symbol, np.generic, CapturedTensor)):
+        return False  # a dictionary may answer for any attribute with an error
     if getattr(value, "is_nested", False) is True:  # some nested tensors have no shape
         return True
     return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__getitem__")

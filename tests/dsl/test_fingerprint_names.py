@@ -270,3 +270,14 @@ def test_numbers_are_not_given_twice() -> None:
     del first
     assert all(number_of(np.ones(1)) != number for _ in range(10))
     assert number_of([]) is None  # which has no weak references
+
+
+def test_a_dictionary_that_answers_for_attributes_is_captured() -> None:
+    class Dotted(dict[str, float]):
+        __getattr__ = dict.__getitem__
+
+    held = Dotted(factor=2.0)
+    q, k, v = torch.randn(3, 1, 30, 2, 16)
+    variant = wl.flex(lambda score, b, h, q, k: score * held.factor)
+    found = wl.attention(q, k, v, variant=variant)
+    torch.testing.assert_close(found, wl.attention(q, k, v, sm_scale=2.0 / 16**0.5))
