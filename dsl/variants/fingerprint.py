@@ -154,8 +154,8 @@ class _Walk:
 
     def _input(self, tensor: Any, captures: Captures) -> Hashable:
         """A captured tensor by what a graph has of it: the name of its field, and its size."""
-        name = captures.known_name(tensor)
-        if name is None:  # the next trace names it
+        name = None if stands_in(tensor) else captures.known_name(tensor)
+        if name is None:  # the next trace names it; a tensor that stands in may have no size
             raise _Unkeyed
         return name, tuple(tensor.shape), str(tensor.dtype)
 
