@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, FunctionType
 
 
 def names(code: CodeType) -> Iterator[str]:
@@ -14,6 +14,16 @@ def names(code: CodeType) -> Iterator[str]:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from names(inner)
+
+
+def closed_over(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """Names that a function closes over, and what they hold; those not bound yet are left out."""
+    cells = function.__closure__ or ()
+    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # an empty cell
+            continue
 
 
 @functools.lru_cache(1024)

@@ -19,7 +19,7 @@ from typing import Any
 
 from warploom.dsl.values.stand_ins import has_memory, stands_in
 from warploom.dsl.variants.capture import CAPTURES, FUNCTIONS, Captures, is_tensor, writes
-from warploom.dsl.variants.code_names import global_names, imports, names
+from warploom.dsl.variants.code_names import closed_over, global_names, imports, names
 from warploom.dsl.variants.fields import READING, VALUES
 from warploom.dsl.variants.identity import number_of
 from warploom.dsl.variants.purity import is_library
@@ -208,11 +208,7 @@ class _Walk:
                 raise _Unkeyed
             yield sys.modules[name]
             yield sys.modules[name.partition(".")[0]]
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                yield name, cell.cell_contents
-            except ValueError:  # an empty cell: the name is not bound yet
-                continue
+        yield from closed_over(function)
 
     def _parts_of_data(self, value: Any) -> Iterator[object]:
         kind = type(value)

@@ -11,7 +11,7 @@ from typing import Any
 from warploom.dsl.types import location
 from warploom.dsl.types.ir import Source
 from warploom.dsl.variants.capture import writes
-from warploom.dsl.variants.code_names import names
+from warploom.dsl.variants.code_names import closed_over, names
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import GlobalMutated
 
@@ -103,11 +103,7 @@ def reachable(function: FunctionType) -> Iterator[tuple[str, object]]:
             yield from ((inner, vars(value)[inner]) for inner in used if inner in vars(value))
         elif name in function.__globals__:
             yield name, value
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # an empty cell: the name is not bound yet
-            continue
+    yield from closed_over(function)
 
 
 def _state(value: Any) -> Hashable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -24,27 +24,40 @@ _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"
 
 
 @dataclass(frozen=True)
-class _Made:
-    """A variant, and what it was made of.
+class _Parts:
+    """What a variant is made of.
 
     Attributes:
-        score_mod, mask_mod: the functions.
-        lists: tensors of the block mask; None where it has none.
-        written: how often torch had written to each.
+        objects: the score_mod, the mask_mod, and the block mask's lists; None where there is none.
+        written: how often torch had written to each list.
         read: the key of what the mask_mod reads, which decides whether the lists are read.
     """
 
-    score_mod: Any
-    mask_mod: Any
-    lists: tuple[Any, ...]
+    objects: tuple[Any, ...]
     written: tuple[int | None, ...]
     read: Hashable
-    variant: Variant
 
-    def is_of(self, other: _Made) -> bool:
-        mine = self.score_mod, self.mask_mod, *self.lists
-        theirs = other.score_mod, other.mask_mod, *other.lists
-        same = (x is y or _is_same_method(x, y) for x, y in zip(mine, theirs, strict=True))
+    @classmethod
+    def of(cls, score_mod: Any, block_mask: Any) -> _Parts:
+        lists = tuple(getattr(block_mask, name, None) for name in _LISTS)
+        mask_mod = getattr(block_mask, "mask_mod", None)
+        read = None if mask_mod is None else fingerprint(mask_mod)[0]
+        return cls((score_mod, mask_mod, *lists), tuple(map(writes, lists)), read)
+
+    @property
+    def tell_of_changes(self) -> bool:
+        """Whether writes to all lists, and what the mask_mod reads, can be compared."""
+        _, mask_mod, *lists = self.objects
+        of_lists = zip(lists, self.written, strict=True)
+        is_counted = all(one is None or count is not None for one, count in of_lists)
+        return is_counted and (mask_mod is None or self.read is not None)
+
+    def are_those_of(self, other: _Parts) -> bool:
+        """Whether a variant of the one is one of the other; Python makes bound methods anew."""
+        same = (
+            x is y or (isinstance(x, MethodType) and x == y)
+            for x, y in zip(self.objects, other.objects, strict=True)
+        )
         return all(same) and (self.written, self.read) == (other.written, other.read)
 
 
@@ -112,30 +125,17 @@ def _variant(score_mod: Callable[..., Any] | None, block_mask: Any) -> Variant |
     """The variant of both, kept with the mask, or else with the function."""
     if score_mod is None and block_mask is None:
         return None
-    lists = tuple(getattr(block_mask, name, None) for name in _LISTS)
-    mask_mod = getattr(block_mask, "mask_mod", None)
-    read, _ = (None, []) if mask_mod is None else fingerprint(mask_mod)
-    written = tuple(map(writes, lists))
-
-    def made() -> Variant:
-        return flex(score_mod, block_mask=block_mask)
-
-    of_lists = zip(lists, written, strict=True)
-    is_counted = all(one is None or count is not None for one, count in of_lists)
+    parts = _Parts.of(score_mod, block_mask)
     kept = _kept_with(score_mod if block_mask is None else block_mask)
-    if kept is None or not is_counted or (mask_mod is not None and read is None):
-        return made()  # nothing would tell that it has changed
-    wanted = _Made(score_mod, mask_mod, lists, written, read, _NOT_MADE)
-    known = list(kept.get(_VARIANTS, ()))
-    found = next((one for one in known if one.is_of(wanted)), None)
+    if kept is None or not parts.tell_of_changes:
+        return flex(score_mod, block_mask=block_mask)
+    known: list[tuple[_Parts, Variant]] = list(kept.get(_VARIANTS, ()))
+    found = next((one for one in known if one[0].are_those_of(parts)), None)
     if found is None:
-        found = replace(wanted, variant=made())
+        found = parts, flex(score_mod, block_mask=block_mask)
     others = [one for one in known if one is not found]
     kept[_VARIANTS] = (found, *others[: _MOST_VARIANTS - 1])
-    return found.variant
-
-
-_NOT_MADE = Variant()
+    return found[1]
 
 
 def _kept_with(owner: Any) -> dict[str, Any] | None:
@@ -144,10 +144,3 @@ def _kept_with(owner: Any) -> dict[str, Any] | None:
         owner = owner.__self__
     kept = getattr(owner, "__dict__", None)
     return kept if isinstance(kept, dict) else None
-
-
-def _is_same_method(x: Any, y: Any) -> bool:
-    """Whether two bound methods, which Python makes anew at each look, are of one object."""
-    return isinstance(x, MethodType) and isinstance(y, MethodType) and (
-        x.__self__ is y.__self__ and x.__func__ is y.__func__
-    )  # fmt: skip

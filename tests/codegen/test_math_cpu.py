@@ -176,7 +176,7 @@ def test_functions_of_two_floats_are_exact_and_keep_nan(
     with np.errstate(all="ignore"):
         expected = BINARY[name](a, b)
     np.testing.assert_array_equal(y, expected)
-    if name in ("mod", "floordiv"):  # a remainder of zero has the divisor's sign
+    if name in ("mod", "floordiv"):  # zeros have the signs of Python's
         is_zero = expected == 0
         assert (np.signbit(expected[is_zero]) != np.signbit(a[is_zero])).any()
         np.testing.assert_array_equal(np.signbit(y[is_zero]), np.signbit(expected[is_zero]))

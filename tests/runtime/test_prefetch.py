@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
@@ -52,6 +54,13 @@ def asked(attention: wl.AttentionWrapper) -> tuple[list[int], list[int]]:
     pages = records["offset"] * 2 // BYTES  # a page is less than what one instruction asks for
     assert (records["bytes"] == BYTES // 2).all()
     return pages[records["source"] == 0].tolist(), pages[records["source"] == 1].tolist()
+
+
+@contextmanager
+def capturing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setattr(prefetching, "is_capturing", lambda device: True)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -123,8 +132,7 @@ def test_layouts_and_budgets_have_tables_that_stay_and_follow_plans(
     assert [len(x.read()) for x in tables] == [32, 32, 4]
     kept: list[tuple[SpanTable, FakeHold]] = []
     monkeypatch.setattr(prefetching, "_of_graphs", kept)
-    with monkeypatch.context() as patch:
-        patch.setattr(prefetching, "is_capturing", lambda device: True)
+    with capturing(monkeypatch):
         for call in calls[:2]:
             attention.prefetch(*call)
         with pytest.raises(ForbiddenUnderCapture, match="before the capture"):
@@ -140,8 +148,7 @@ def test_what_a_graph_reads_outlives_larger_tables_and_the_wrapper(
     attention = wrapper()
     attention.plan([0, 1], *table([5], np.arange(2)))
     attention.prefetch(tuple(cache), 1 << 20)
-    with monkeypatch.context() as patch:
-        patch.setattr(prefetching, "is_capturing", lambda device: True)
+    with capturing(monkeypatch):
         attention.prefetch(tuple(cache), 1 << 20)
     captured = ref(last_table(attention))
     attention.plan([0, 1], *table([80], np.arange(20)))
@@ -155,8 +162,7 @@ def test_what_a_graph_reads_outlives_larger_tables_and_the_wrapper(
     other = wrapper()
     other.plan([0, 1], *table([5], np.arange(2)))
     other.prefetch(tuple(cache), 1 << 20)
-    with monkeypatch.context() as patch:
-        patch.setattr(prefetching, "is_capturing", lambda device: True)
+    with capturing(monkeypatch):
         other.prefetch(tuple(cache), 1 << 20)
         other.prefetch(tuple(cache), 1 << 20)
     assert captured() is None and [table for table, _ in kept] == [last_table(other)]
