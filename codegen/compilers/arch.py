@@ -56,13 +56,14 @@ ARCHS: dict[str, Arch] = {
         Arch("sm_87", (8, 7), 163 * _KIB, 164 * _KIB, 1536),
         Arch("sm_89", (8, 9), 99 * _KIB, 100 * _KIB, 1536),
         Arch("sm_90a", (9, 0), 227 * _KIB, 228 * _KIB, 2048),
-        Arch("sm_100a", (10, 0), 227 * _KIB, 228 * _KIB, 2048),
+        Arch("sm_100", (10, 0), 227 * _KIB, 228 * _KIB, 2048),
         Arch("sm_120", (12, 0), 99 * _KIB, 100 * _KIB, 1536),
     )
 }
 
 # A cubin without the `a` also runs on later minors of its major; these have the same shared memory.
-_SAME_AS = {(12, 1): (12, 0)}
+# Nothing in the portable template needs the `a`, so B300 (10.3) runs what is compiled for B200.
+_SAME_AS = {(10, 3): (10, 0), (12, 1): (12, 0)}
 
 
 def arch_named(name: str) -> Arch:

@@ -30,7 +30,8 @@ from warploom.errors import UnknownArchitecture
         ((8, 7), "sm_87"),
         ((8, 9), "sm_89"),
         ((9, 0), "sm_90a"),
-        ((10, 0), "sm_100a"),
+        ((10, 0), "sm_100"),
+        ((10, 3), "sm_100"),
         ((12, 0), "sm_120"),
         ((12, 1), "sm_120"),
     ],
@@ -39,7 +40,7 @@ def test_a_device_gets_an_architecture_it_can_run(capability: tuple[int, int], n
     assert arch_for_capability(*capability).name == name
 
 
-@pytest.mark.parametrize("capability", [(7, 5), (8, 8), (9, 1), (10, 3), (13, 0)])
+@pytest.mark.parametrize("capability", [(7, 5), (8, 8), (9, 1), (11, 0), (13, 0)])
 def test_a_device_that_would_refuse_the_cubin_is_refused(capability: tuple[int, int]) -> None:
     with pytest.raises(UnknownArchitecture, match="known are sm_80, sm_86, sm_87, sm_89"):
         arch_for_capability(*capability)

@@ -75,7 +75,7 @@ ARCH_CASES = {
     "sm_87": (TileConfig(128, 64, 4, 2), spec(element="float16", kv_format=wl.Dense())),
     "sm_89": (TileConfig(64, 32, 4, 2), spec(kv_format=wl.Paged(16))),
     "sm_90a": (TileConfig(16, 64, 4, 3), spec(kv_format=wl.Paged(1))),
-    "sm_100a": (TileConfig(128, 32, 4, 2), spec(kv_format=wl.BlockSparse(block=(16, 8)))),
+    "sm_100": (TileConfig(128, 32, 4, 2), spec(kv_format=wl.BlockSparse(block=(16, 8)))),
     "sm_120": (TileConfig(64, 64, 4, 2), spec(kv_format=wl.Dense(layout="HND"), head_dim=96)),
 }
 
@@ -136,7 +136,7 @@ TIGHT = {
     "sm_89": spec(wl.SlidingWindow(100, 0) & wl.SoftCap(50.0), wl.Paged(16), head_dim=64),
     "sm_87": spec(wl.Causal() & wl.TokenKVScale(), wl.Paged(16), stored="float8_e4m3fn"),
     "sm_90a": spec(stored="float8_e4m3fn"),
-    "sm_100a": spec(wl.Causal() & wl.DocumentMask(), wl.BlockSparse(block=(16, 8))),
+    "sm_100": spec(wl.Causal() & wl.DocumentMask(), wl.BlockSparse(block=(16, 8))),
     "sm_120": spec(wl.Alibi("input")),
 }
 
@@ -201,7 +201,7 @@ NARROW = {
     "half": (wl.KVScale(), TileConfig(16, 64, 2, 2), "float8_e5m2", "sm_89"),
     "half, tokens": (wl.TokenKVScale(), TileConfig(64, 64, 4, 2), "float8_e4m3fn", "sm_90a"),
     "half, decode": (wl.TokenKVScale(), TileConfig(16, 128, 4, 2), "int8", "sm_80"),
-    "tokens": (wl.TokenKVScale(), TileConfig(64, 64, 4, 2), "float8_e4m3fn", "sm_100a"),
+    "tokens": (wl.TokenKVScale(), TileConfig(64, 64, 4, 2), "float8_e4m3fn", "sm_100"),
     "hooks": (wl.Rope() & ScaledValues(), TileConfig(16, 64, 2, 2), "float8_e4m3fn", "sm_120"),
     "before sm_89": (wl.HeadKVScale(), TileConfig(16, 128, 4, 2), "float8_e4m3fn", "sm_80"),
     "tall": (wl.Causal(), TileConfig(128, 64, 8, 2), "float8_e5m2", "sm_90a"),

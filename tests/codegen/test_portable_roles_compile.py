@@ -76,7 +76,7 @@ OTHERS: dict[str, tuple[Variant, KVFormat, str, str | None, TileConfig, tuple[st
     ),
     "small blocks, cap": (
         *(wl.Causal() & wl.SoftCap(30.0), wl.BlockSparse(block=(7, 5)), "bfloat16", None),
-        *(TILES[1], ("sm_89", "sm_100a")),
+        *(TILES[1], ("sm_89", "sm_100")),
     ),
     "8-bit blocks": (
         *(wl.Causal(), wl.BlockSparse(block=(16, 8)), "bfloat16", "float8_e4m3fn", TILES[2]),
@@ -85,7 +85,7 @@ OTHERS: dict[str, tuple[Variant, KVFormat, str, str | None, TileConfig, tuple[st
     "ring": (STREAMED, wl.Rolling(4096, 4), "bfloat16", None, TILES[2], ("sm_80", "sm_87")),
     "places in a ring, rope": (
         *(wl.Causal() & wl.Rope(), wl.Rolling(4096, 4, positions="cache"), "float16", None),
-        *(TILES[0], ("sm_87", "sm_100a")),
+        *(TILES[0], ("sm_87", "sm_100")),
     ),
     "8-bit ring": (
         *(STREAMED, wl.Rolling(4096, 4), "float16", "int8", TILES[1]),

@@ -94,7 +94,7 @@ def test_transformed_keys_have_two_roles_if_asked_for(variant: Variant) -> None:
 
 def test_others_have_one_tile_on_other_architectures() -> None:
     assert role_choices(spec(), arch_named("sm_80"), 4) == ()
-    assert role_choices(spec(), arch_named("sm_100a"), 4) == ()
+    assert role_choices(spec(), arch_named("sm_100"), 4) == ()
 
 
 def test_what_leaves_decodes_too_few_registers_is_refused_by_name() -> None:

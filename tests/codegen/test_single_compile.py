@@ -58,7 +58,7 @@ CASES = {
     "ragged": (spec(Turned(), wl.Ragged(), (64, 64)), "sm_86"),
     "dense": (spec(wl.Causal() & wl.SoftCap(30.0), wl.Dense()), "sm_87"),
     "blocks": (spec(wl.Causal() & wl.Alibi(), BLOCKS, (40, 72)), "sm_89"),
-    "mask reads": (spec(wl.Causal() & wl.DocumentMask(), wl.Paged(1)), "sm_100a"),
+    "mask reads": (spec(wl.Causal() & wl.DocumentMask(), wl.Paged(1)), "sm_100"),
     "wide": (spec(wl.FlashSigmoid(), wl.Paged(16), (256, 256)), "sm_90a"),
     "latent": (spec(wl.AttentionSink() & wl.Causal(), wl.Paged(16), (192, 128)), "sm_120"),
     "least": (spec(wl.Causal(), wl.Ragged(), (8, 8)), "sm_120"),
