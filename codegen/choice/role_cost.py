@@ -7,18 +7,14 @@ measured. Prices of portable tiles were never measured; plans for other GPUs use
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from warploom.codegen.attention.templates import template_of
 from warploom.codegen.attention.two_roles import TwoRoles
-from warploom.codegen.lowering.logits_hooks import logits_hooks
-from warploom.codegen.lowering.specialize import only_hooks
-from warploom.codegen.lowering.split import Level, levels
+from warploom.codegen.choice.element_cost import instructions_of_element
 from warploom.codegen.source import TileConfig
-from warploom.dsl.types.ir import LEAVES, UNARY_MATH
-from warploom.dsl.types.spec import AttentionSpec, TracedVariant
+from warploom.dsl.types.spec import AttentionSpec
 
 _PREFILL_SIZE = 128 * 128 * (128 + 128)  # rows, keys and lanes of `TwoRoles.prefill_ps`
 _BYTES = 2  # per element there; tensor cores take proportionally longer for larger ones
@@ -26,17 +22,10 @@ _BANDWIDTH = 4200  # GB/s that decoding reads on all SMs
 # On a CPU, reading a key costs a tile as much as this many rows. The kernel counts the same way
 # when it decides how many threads are worth starting.
 _ROWS_OF_A_KEY = 16
-# Time that each instruction per element of a logits transform adds to a prefill tile of 128 x 128;
-# one instruction is hidden. From 23 chains of 1 to 32 operations on an H200.
+# Time that each instruction per element of a logits transform or a mask adds to a prefill tile of
+# 128 x 128; one instruction is hidden. From 42 variants on an H200.
 _INSTRUCTION_PS = 100_000
 _FEW_INSTRUCTIONS = 4  # of a soft-cap; with more no split of mixed batches was recorded
-# Instructions of an operation, 1 if not listed. Those of special functions issue more slowly.
-_INSTRUCTIONS = dict.fromkeys(UNARY_MATH, 3) | {
-    **dict.fromkeys(LEAVES | {"abs", "neg", "select"}, 0),  # parts of the operation that uses them
-    **dict.fromkeys(("floor", "ceil", "to_int", "to_float", "cast", "load", "div"), 4),
-    **dict.fromkeys(("pow", "sigmoid"), 6),
-    **dict.fromkeys(("floordiv", "mod", "fmod", "call"), 12),
-}
 _NEVER = 2**31 - 1  # CTAs that saturate memory where that was not measured
 
 
@@ -74,7 +63,7 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
     read = tile.decode.keys * lanes * spec.stored_dtype.bytes
     narrow, decodes = spec.is_narrow, template.decodes
     bandwidth = (decodes.narrow_sm_bandwidth if narrow else decodes.sm_bandwidth)[tile.decode.rows]
-    instructions = _instructions(spec.variant)
+    instructions = instructions_of_element(spec.variant)
     slower = max(0, instructions - 1) * _INSTRUCTION_PS * tile.rows * tile.keys // (128 * 128)
     prefill_ps = template.narrow_ps if narrow else template.prefill_ps
     prefill = -(-size * prefill_ps // _PREFILL_SIZE) + slower
@@ -85,26 +74,6 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
         decode_in_tall=prefill * tile.decode.keys // tile.keys if narrow or slower else 0,
         is_known=instructions <= _FEW_INSTRUCTIONS,
     )
-
-
-@lru_cache(64)
-def _instructions(variant: TracedVariant) -> int:
-    """About how many instructions an element takes beside the softmax; a multiply-add is one.
-
-    Values that are constant along a row or a column are computed once for it, and what the softmax
-    absorbs (a scale, a bias that grows linearly with the key) costs nothing.
-    """
-    if "logits_transform" not in variant.hooks:
-        return 0
-    alone = replace(only_hooks(variant, ("logits_transform",)), softmax=variant.softmax)
-    transform = logits_hooks(alone, shifts_rows=variant.softmax).roots.get("logits_transform")
-    if transform is None:
-        return 0
-    computed = {node for node, level in levels([transform]).items() if level is Level.ELEMENT}
-    sums = (node.args for node in computed if node.op in ("add", "sub"))
-    fused = {next((arg for arg in args if arg.op == "mul"), None) for args in sums} & computed
-    found = sum(_INSTRUCTIONS.get(node.op, 1) for node in computed - fused)
-    return found if variant.softmax else found - _INSTRUCTIONS["exp"]
 
 
 class Margins(NamedTuple):

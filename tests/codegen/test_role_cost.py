@@ -69,8 +69,10 @@ def test_instructions_of_an_element_make_prefills_longer() -> None:
     assert prefill(capped, stored="int8") == 2_800_000 + 3 * 100_000
     assert prefill(capped, lanes=64) == 900_000 + 3 * 100_000  # as many elements
     assert prefill(wl.Causal() & wl.Alibi()) == 1_800_000
-    # a scale, two functions, the difference of a product, and 1 + the distance as a float
-    assert prefill(Waves()) == 1_800_000 + (1 + 3 + 3 + 1 + (1 + 4 + 1) - 1) * 100_000
+    assert prefill(wl.Causal() & wl.DocumentMask()) == 1_800_000 + 3 * 100_000  # in every tile
+    # a scale, two functions, the difference of a product, and 1 + the distance, whole numbers that
+    # take twice as long, as a float
+    assert prefill(Waves()) == 1_800_000 + (1 + 3 + 3 + 1 + (2 + 2 + 4) - 1) * 100_000
     # a sigmoid is an exponential, which a softmax has, too, and a reciprocal
     assert prefill(wl.FlashSigmoid()) == 1_800_000 + 3 * 100_000
 
