@@ -30,7 +30,7 @@ from warploom.runtime.calls.sizes import Sizes, check_options
 from warploom.runtime.declaring.declare import checked_scale
 from warploom.runtime.declaring.structure import traced_once
 from warploom.runtime.devices.graph import is_capturing
-from warploom.runtime.devices.graph_hold import GraphHold
+from warploom.runtime.devices.graph_hold import KeptForGraphs
 from warploom.runtime.inputs.aux_outputs import (
     AuxOutput,
     AuxRequest,
@@ -314,10 +314,15 @@ class _Call:
 
 @dataclasses.dataclass
 class _Entry:
-    """A wrapper, the key of its plan, and the tensors that captured launches read."""
+    """A wrapper, the key of its plan, and the tensors that captured launches read.
+
+    Attributes:
+        owner: kind of call, thread and stream of the captures that read the plan; None before.
+    """
 
     wrapper: _Unbound
     planned: Hashable = None
+    owner: Hashable = None
     read: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     def keep(self, values: Mapping[str, Any]) -> _Unbound:
@@ -327,9 +332,7 @@ class _Entry:
 
 
 _entries: OrderedDict[tuple[Hashable, tuple[int, int]], _Entry] = OrderedDict()
-# CUDA graphs read the plans of these entries at every replay, so they are never planned again. They
-# stay until all graphs that captured them are gone. Key: plan, thread and capturing stream.
-_captured: list[tuple[Hashable, _Entry, GraphHold]] = []
+_captured = KeptForGraphs[_Entry]()  # their plans are read at each replay, so none plans again
 _lock = forks.lock()
 
 
@@ -345,7 +348,7 @@ def _planned(call: _Call, make: Callable[[], _Unbound]) -> _Unbound:
     if entry is None:
         entry = _Entry(make())
         with _lock:
-            _drop_released()
+            _captured.drop_released()
             _entries[key] = entry
             while len(_entries) > _LIMIT:
                 _entries.popitem(last=False)
@@ -369,28 +372,22 @@ def _pinned(call: _Call) -> _Unbound:
     thread = threading.get_ident()
     mine = call.kind, thread, raw_stream(call.device.index)
     with _lock:
-        for owner, entry, hold in _captured:
-            if owner == mine and entry.planned == call.plan_key(entry.wrapper):
-                hold.attach(call.device)
+        for entry in _captured:
+            if entry.owner == mine and entry.planned == call.plan_key(entry.wrapper):
+                _captured.keep(entry, call.device)
                 return entry.keep(call.values)
-        _drop_released()
+        _captured.drop_released()
         for key, entry in _entries.items():
             same = (key[0], key[1][0]) == mine[:2]
             if same and entry.planned == call.plan_key(entry.wrapper):
-                hold = GraphHold()
-                hold.attach(call.device)
-                _captured.append((mine, _entries.pop(key), hold))
+                entry.owner = mine
+                _captured.keep(_entries.pop(key), call.device)
                 return entry.keep(call.values)
     raise ForbiddenUnderCapture(
         what="attention() met lengths that it has no plan for",
         remedy="Call it once with these tensors in this thread before the capture; before one on "
         "several streams, once on as many.",
     )
-
-
-def _drop_released() -> None:
-    """Drop the entries that no graph reads any more."""
-    _captured[:] = [kept for kept in _captured if not kept[2].is_released()]
 
 
 def _runs(structure: Hashable, given: Variant, backend: str | None) -> Hashable:

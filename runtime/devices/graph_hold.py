@@ -9,13 +9,16 @@ instantiated from it. The destructor runs on a thread of the driver, so it is no
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from warploom.runtime.devices.cuda import load_driver
 from warploom.runtime.tensors.shortcuts import raw_stream
+
+T = TypeVar("T")
 
 _SEM_BYTES = 64  # sem_t has 32 on 64-bit Linux
 _NO_SYNC, _MOVE = 1, 1  # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, CU_GRAPH_USER_OBJECT_MOVE
@@ -51,6 +54,34 @@ class GraphHold:
                 libc.free(semaphore)  # one that is never posted is never freed: a graph may outlive
                 del self._semaphores[number]  # the interpreter
         return not (self._semaphores or self._forever)
+
+
+class KeptForGraphs(Generic[T]):
+    """Things that CUDA graphs read at each replay, kept until those graphs are gone.
+
+    They are told apart by identity. Its user needs a lock if threads share it.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[T, GraphHold]] = []
+
+    def keep(self, thing: T, device: torch.device) -> None:
+        """Keep a thing for the graph that the device's current stream is being captured into."""
+        hold = next((hold for kept, hold in self._kept if kept is thing), None)
+        if hold is None:
+            hold = GraphHold()
+            self._kept.append((thing, hold))
+        hold.attach(device)
+
+    def drop_released(self) -> None:
+        """Let go of what no graph reads any more."""
+        self._kept = [kept for kept in self._kept if not kept[1].is_released()]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter([thing for thing, _ in self._kept])
+
+    def __contains__(self, thing: object) -> bool:
+        return any(kept is thing for kept, _ in self._kept)
 
 
 def _retain(driver: Any, graph: Any, semaphore: int) -> bool:

@@ -13,7 +13,7 @@ from warploom.dsl.values.stand_ins import unseen
 from warploom.errors import ForbiddenUnderCapture
 from warploom.prefetch_errors import BudgetTooSmall, CannotPrefetch
 from warploom.runtime.devices.graph import is_capturing
-from warploom.runtime.devices.graph_hold import GraphHold
+from warploom.runtime.devices.graph_hold import KeptForGraphs
 from warploom.runtime.formats import format_of
 from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.formats.paged import Pages
@@ -36,8 +36,7 @@ from warploom.scheduler.plans.page_order import page_order
 
 _REMEDY = "Call it once before the capture, with this cache and this budget."
 _Layout = tuple[int, int, int, int]
-# Tables that CUDA graphs read, whose replays may outlast the wrapper.
-_of_graphs: list[tuple[SpanTable, GraphHold]] = []
+_of_graphs = KeptForGraphs[SpanTable]()  # replays may outlast the wrapper
 _lock = forks.lock()
 
 
@@ -64,7 +63,6 @@ class PageTable:
         self.table = SpanTable(device, most_records(room, keys) + most_records(room, values))
         self._room = room
         self.bytes = 0  # of what is prefetched
-        self._hold = GraphHold()
 
     def holds(self, planned: Planned) -> bool:
         """Whether there is room for the pages of a plan."""
@@ -73,10 +71,8 @@ class PageTable:
     def keep_for_graph(self, device: torch.device) -> None:
         """Keep the table for as long as the CUDA graph exists that is being captured."""
         with _lock:
-            self._hold.attach(device)
-            others = [kept for kept in _of_graphs if kept[0] is not self.table]
-            _of_graphs[:] = [kept for kept in others if not kept[1].is_released()]
-            _of_graphs.append((self.table, self._hold))
+            _of_graphs.drop_released()
+            _of_graphs.keep(self.table, device)
 
     def write(self, planned: Planned, order: Ints) -> None:
         """Enqueue the first pages of a plan's order: each one's keys, then its values."""

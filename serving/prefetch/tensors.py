@@ -18,6 +18,7 @@ from warploom.errors import ArgumentError, ForbiddenUnderCapture, WrongDevice
 from warploom.prefetch_errors import BudgetTooSmall
 from warploom.runtime.devices.device import cuda_facts, resolve_device
 from warploom.runtime.devices.graph import is_capturing
+from warploom.runtime.devices.graph_hold import KeptForGraphs
 from warploom.runtime.launching.prefetch import (
     LINE,
     SMS,
@@ -31,7 +32,7 @@ from warploom.runtime.tensors.tensors import as_torch
 from warploom.serving.prefetch.checks import checked_keep
 from warploom.serving.prefetch.safe_budget import SafeBudget
 
-_MOST_TABLES = 256  # kept for calls to come; those that graphs hold do not count
+_MOST_TABLES = 256  # kept for calls to come; those that graphs read do not count
 _REMEDY = "Call it once before the capture, with these tensors and this budget."
 
 
@@ -105,21 +106,27 @@ class _Tables:
 
     def __init__(self) -> None:
         self._lock = forks.lock()
-        self._known: dict[tuple[object, ...], SpanTable] = {}
-        self._captured: dict[tuple[object, ...], SpanTable] = {}
+        self._known: dict[tuple[object, ...], SpanTable] = {}  # the last used at the end
+        self._of_graphs = KeptForGraphs[SpanTable]()
 
-    def get(self, key: tuple[object, ...], is_captured: bool) -> SpanTable | None:
+    def get(
+        self, key: tuple[object, ...], device: torch.device, is_captured: bool
+    ) -> SpanTable | None:
         with self._lock:
-            found = self._captured.get(key) or self._known.pop(key, None)
+            found = self._known.pop(key, None)
             if found is not None:
-                (self._captured if is_captured else self._known)[key] = found
+                self._known[key] = found
+                if is_captured:
+                    self._of_graphs.keep(found, device)
             return found
 
     def put(self, key: tuple[object, ...], table: SpanTable) -> None:
         with self._lock:
             self._known[key] = table
-            while len(self._known) > _MOST_TABLES:
-                del self._known[next(iter(self._known))]
+            self._of_graphs.drop_released()
+            idle = [key for key, table in self._known.items() if table not in self._of_graphs]
+            for oldest in idle[: max(0, len(idle) - _MOST_TABLES)]:
+                del self._known[oldest]
 
 
 _tables = _Tables()
@@ -134,7 +141,7 @@ def _table(
     streams that read it.
     """
     key, captured = (device, addresses, sizes, most), is_capturing(device)
-    found = _tables.get(key, captured)
+    found = _tables.get(key, device, captured)
     if found is not None:
         return found
     if captured:

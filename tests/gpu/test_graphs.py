@@ -222,7 +222,7 @@ def test_a_plan_of_attention_lives_as_long_as_the_graphs_that_captured_it(cuda: 
     known = list(module._captured)  # their graphs may go at any time: destructors run on a thread
 
     def held() -> int:
-        module._drop_released()
+        module._captured.drop_released()
         return sum(all(one is not other for other in known) for one in module._captured)
 
     def captured() -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,34 @@ def test_new_tensors_are_refused_under_capture(cuda: Any) -> None:
             prefetch(y, 1000)
     graph.replay()
     torch.cuda.synchronize()
+
+
+def test_a_table_is_kept_as_long_as_the_graphs_that_read_it(cuda: Any) -> None:
+    from warploom.serving.prefetch import tensors as module
+
+    x = torch.zeros(1000, device=cuda)
+    prefetch(x, 1000)
+    table = list(module._tables._known.values())[-1]
+    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+    for graph in graphs:
+        with torch.cuda.graph(graph):
+            prefetch(x, 1000)
+
+    def is_kept() -> bool:
+        module._tables._of_graphs.drop_released()
+        return table in module._tables._of_graphs
+
+    graphs.pop(0)
+    torch.cuda.synchronize()
+    assert is_kept()
+    graphs[0].replay()
+    torch.cuda.synchronize()
+    del graph
+    graphs.clear()
+    deadline = time.monotonic() + 60  # however busy the host is
+    while is_kept() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_kept()
 
 
 def test_a_graph_holds_what_is_chosen(cuda: Any) -> None:

@@ -22,7 +22,7 @@ from warploom.errors import CompileForbidden, ForbiddenUnderCapture, IndexOutOfR
 from warploom.runtime.calls import attention as attention_module
 from warploom.runtime.calls import attention_args
 from warploom.runtime.calls.attention import attention
-from warploom.runtime.devices import graph, streams, workspace
+from warploom.runtime.devices import graph, graph_hold, streams, workspace
 from warploom.runtime.wrappers import wrapper
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.plans.capacity import WorkspaceSize
@@ -41,8 +41,8 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     for module in (graph, streams, workspace, attention_module):
         monkeypatch.setattr(module, "is_capturing", is_capturing)
     monkeypatch.setattr(attention_module, "raw_stream", lambda index: state["stream"])
-    monkeypatch.setattr(attention_module, "_captured", [])
-    monkeypatch.setattr(attention_module, "GraphHold", FakeHold)
+    monkeypatch.setattr(attention_module, "_captured", graph_hold.KeptForGraphs())
+    monkeypatch.setattr(graph_hold, "GraphHold", FakeHold)
     yield state
     state["on"] = False
 
@@ -109,8 +109,7 @@ def test_a_captured_plan_of_attention_is_never_planned_again(
         attention(*tensors(8), variant=variant)
     for _ in range(2):  # as in two layers of one model
         assert torch.equal(attention(*tensors(9), variant=variant), expected)
-    assert len(attention_module._captured) == 1
-    captured = attention_module._captured[0][1].wrapper
+    (captured,) = (entry.wrapper for entry in attention_module._captured)
     capture["on"] = False
     planned: list[object] = []
     plan = wrapper.AttentionWrapper.plan
@@ -130,7 +129,7 @@ def test_a_captured_plan_lives_as_long_as_its_graphs(capture: dict[str, int]) ->
     capture["on"] = True
     for _ in range(2):
         attention(*tensors(9), variant=variant)
-    ((_, entry, hold),) = attention_module._captured
+    ((entry, hold),) = attention_module._captured._kept
     assert isinstance(hold, FakeHold)
     gone = weakref.ref(entry.wrapper)
     del entry
@@ -164,7 +163,7 @@ def test_a_graph_keeps_the_tensors_that_it_reads(
     layers.clear()
     gc.collect()
     assert [copy() is not None for copy in copies] == [True] * 3
-    attention_module._captured.clear()
+    attention_module._captured._kept.clear()
     gc.collect()
     assert [copy() for copy in copies] == [None] * 3
 
@@ -186,9 +185,9 @@ def test_captures_on_two_streams_share_no_plan(capture: dict[str, int]) -> None:
         capture.update(on=True, stream=stream)
         attention(*tensors(6), variant=variant)
         capture["on"] = False
-        owners: list[Any] = [owner for owner, _, _ in attention_module._captured]
-        at = next(i for i, (_, _, captured_on) in enumerate(owners) if captured_on == stream)
-        return attention_module._captured[at][1].wrapper
+        kept: list[Any] = list(attention_module._captured)
+        found: AttentionWrapper = next(x.wrapper for x in kept if x.owner[2] == stream)
+        return found
 
     attention(*tensors(6), variant=variant)
     first = captured(1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from warploom.runtime.devices import graph_hold
-from warploom.runtime.devices.graph_hold import GraphHold
+from warploom.runtime.devices.graph_hold import GraphHold, KeptForGraphs
 
 DEVICE = torch.device("cuda", 0)
 
@@ -79,3 +79,19 @@ def test_a_graph_that_cannot_be_watched_holds_forever(driver: FakeDriver, call: 
     hold.attach(DEVICE)
     driver.destroy(1)
     assert not hold.is_released()
+
+
+def test_what_graphs_read_is_kept_until_the_last_is_destroyed(driver: FakeDriver) -> None:
+    """Equal things are two things."""
+    kept, first, second = KeptForGraphs[list[int]](), [1], [1]
+    kept.keep(first, DEVICE)
+    driver.number = 2
+    for thing in (second, first):
+        kept.keep(thing, DEVICE)
+    assert [thing is first for thing in kept] == [True, False]
+    driver.destroy(1)
+    kept.drop_released()
+    assert first in kept and second in kept and [1] not in kept
+    driver.destroy(2)
+    kept.drop_released()
+    assert first not in kept and not list(kept)

@@ -11,7 +11,7 @@ from weakref import ref
 import numpy as np
 import pytest
 import torch
-from support.holds import FakeHold
+from support.holds import FakeHold, destroy_graphs
 
 import warploom as wl
 from warploom.errors import (
@@ -22,6 +22,7 @@ from warploom.errors import (
     WrongShape,
 )
 from warploom.prefetch_errors import BadBudget, BudgetTooSmall, CannotPrefetch, HasGaps
+from warploom.runtime.devices import graph_hold
 from warploom.runtime.launching.prefetch import SpanTable
 from warploom.runtime.tensors import unmapped
 from warploom.runtime.wrappers import prefetching
@@ -65,7 +66,7 @@ def capturing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetching, "GraphHold", FakeHold)
+    monkeypatch.setattr(graph_hold, "GraphHold", FakeHold)
 
 
 @pytest.fixture
@@ -130,21 +131,20 @@ def test_layouts_and_budgets_have_tables_that_stay_and_follow_plans(
     tables = [pages.table for pages in attention._pages.values()]
     attention.plan([0, 1, 2], *table([50, 9], np.arange(16)))
     assert [len(x.read()) for x in tables] == [32, 32, 4]
-    kept: list[tuple[SpanTable, FakeHold]] = []
-    monkeypatch.setattr(prefetching, "_of_graphs", kept)
+    monkeypatch.setattr(prefetching, "_of_graphs", kept := graph_hold.KeptForGraphs[SpanTable]())
     with capturing(monkeypatch):
         for call in calls[:2]:
             attention.prefetch(*call)
         with pytest.raises(ForbiddenUnderCapture, match="before the capture"):
             attention.prefetch(joint, 3 * BYTES)
-    assert [table for table, _ in kept] == tables[:2]
+    assert list(kept) == tables[:2]
     assert [pages.table for pages in attention._pages.values()] == tables
 
 
 def test_what_a_graph_reads_outlives_larger_tables_and_the_wrapper(
     cache: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetching, "_of_graphs", kept := list[tuple[SpanTable, FakeHold]]())
+    monkeypatch.setattr(prefetching, "_of_graphs", kept := graph_hold.KeptForGraphs[SpanTable]())
     attention = wrapper()
     attention.plan([0, 1], *table([5], np.arange(2)))
     attention.prefetch(tuple(cache), 1 << 20)
@@ -158,14 +158,14 @@ def test_what_a_graph_reads_outlives_larger_tables_and_the_wrapper(
     del attention
     gc.collect()
     assert captured() is not None and larger() is None
-    kept[0][1].graphs = 0  # that graph is destroyed
+    destroy_graphs(kept)
     other = wrapper()
     other.plan([0, 1], *table([5], np.arange(2)))
     other.prefetch(tuple(cache), 1 << 20)
     with capturing(monkeypatch):
         other.prefetch(tuple(cache), 1 << 20)
         other.prefetch(tuple(cache), 1 << 20)
-    assert captured() is None and [table for table, _ in kept] == [last_table(other)]
+    assert captured() is None and list(kept) == [last_table(other)]
 
 
 def test_another_budget_and_joint_caches(cache: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.holds import FakeHold, destroy_graphs
 
 import warploom as wl
 from warploom.errors import ArgumentError, ForbiddenUnderCapture, UnsupportedSpec, WrongDevice
@@ -21,6 +22,7 @@ from warploom.prefetch import (
     prefetch_pass,
 )
 from warploom.prefetch_errors import BadBudget, BudgetTooSmall, HasGaps
+from warploom.runtime.devices import graph_hold
 from warploom.serving.prefetch import tensors as module
 from warploom.serving.prefetch.operators import join_prefetch_op, prefetch_op
 
@@ -30,6 +32,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
     """No tensors were met before."""
     made = module._Tables()
     monkeypatch.setattr(module, "_tables", made)
+    monkeypatch.setattr(graph_hold, "GraphHold", FakeHold)
     return made
 
 
@@ -117,7 +120,7 @@ def test_known_tensors_write_no_table(tables: Any, monkeypatch: pytest.MonkeyPat
     (first,) = tables._known.values()
     monkeypatch.setattr(module, "is_capturing", lambda device: True)
     prefetch(x, 1000)
-    assert list(tables._captured.values()) == [first]
+    assert list(tables._of_graphs) == [first]
     with pytest.raises(ForbiddenUnderCapture, match="before the capture"):
         prefetch(y, 1000)
 
@@ -125,6 +128,7 @@ def test_known_tensors_write_no_table(tables: Any, monkeypatch: pytest.MonkeyPat
 def test_old_tables_go_but_not_those_of_graphs(
     tables: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Once their graphs are gone, these go as well."""
     monkeypatch.setattr(module, "_MOST_TABLES", 3)
     kept = [torch.randn(100) for _ in range(5)]
     prefetch(kept[0], 1000)
@@ -133,7 +137,12 @@ def test_old_tables_go_but_not_those_of_graphs(
         prefetch(kept[0], 1000)
     for x in kept[1:]:
         prefetch(x, 1000)
-    assert len(tables._known) == 3 and len(tables._captured) == 1
+    (captured,) = tables._of_graphs
+    assert len(tables._known) == 4 and captured in tables._known.values()
+    destroy_graphs(tables._of_graphs)
+    prefetch(torch.randn(100), 1000)
+    assert len(tables._known) == 3 and captured not in tables._known.values()
+    assert not list(tables._of_graphs)
 
 
 @pytest.mark.parametrize("wrong", [-1, 2.5, "1", True, None])
