@@ -94,7 +94,7 @@ DEAL_SITE = (
     ("dealt_per_tile", "cost of a key tile"),
     ("dealt_grain", "key tiles of the shortest piece"),
     ("dealt_partial", "cost of a partial result"),
-    ("most_dealt", "prefills beside decodes for each CTA that prefills"),
+    ("most_dealt_per_cta", "prefills beside decodes for each that prefills; 0: none are dealt"),
     ("fewest_dealers", "CTAs that prefill beside decodes"),
     ("smallest_group", "query heads of a key/value head, if no round would be left out"),
 )

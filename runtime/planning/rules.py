@@ -250,31 +250,32 @@ class Rules:
         """CTAs that may get work."""
         return min(self.options.sm_limit or kernel.num_ctas, kernel.num_ctas)
 
-    def uses_stream_k(self, batch: Batch, tile: TileConfig) -> bool:
-        """True if segments have few tiles, or if there are few tiles for the GPU's SMs.
+    def assigns_longest_first(self, batch: Batch, tile: TileConfig) -> bool:
+        """Whether tiles are assigned longest first; else a Stream-K partition cuts lines of them.
 
-        With two roles, if bits may depend on the batch: True if the device plans, since a device
-        planner deals no prefills (decision 0062).
+        With two roles: whether prefills may be dealt (`Problem.may_deal`), as hosts do. A device
+        leaves all on lines, since dealing has little for its threads to do side by side.
 
-        The order of tiles that share keys matters to the cache, so long prefills are assigned
+        With one tile: False if segments have few tiles, or if there are few tiles for the GPU's
+        SMs. The order of tiles that share keys matters to the cache, so long prefills are assigned
         longest first, section by section; for decoding and appending a Stream-K partition is as
         good, and a device can make it. With at most half as many tiles as SMs every tile is cut,
         and the Stream-K partition cuts equal tiles of the same keys at the same places, so that all
         of them find the keys in the cache.
         """
         if self.options.batch_invariant:
-            return False
+            return True  # chunks of fixed size
         if tile.decode is not None:
-            return isinstance(batch, OnDevice)
+            return not isinstance(batch, OnDevice)
         segments = batch.sizes.num_segments
         fused = batch.sizes.segment_rows * self.heads.group_size
         if not share_keys(fused, tile.rows, segments):
-            return True
-        if self.device.type != "cuda":
             return False
+        if self.device.type != "cuda":
+            return True
         sms = cuda_facts(self.device.index).num_sms
         tiles = (fused // tile.rows + segments) * self.heads.num_kv
-        return 2 * tiles <= min(self.options.sm_limit or sms, sms)
+        return 2 * tiles > min(self.options.sm_limit or sms, sms)
 
     def _section_keys(self, batch: Batch, tile: TileConfig) -> int | None:
         """Keys of one head that half of the L2 holds, if several tiles read the same; else None."""
@@ -283,7 +284,7 @@ class Rules:
         rows = batch.sizes.segment_rows * self.heads.group_size
         if not share_keys(rows, tile.rows, batch.sizes.num_segments):
             return None
-        return None if self.uses_stream_k(batch, tile) else self.cached_keys
+        return self.cached_keys if self.assigns_longest_first(batch, tile) else None
 
     @cached_property
     def cached_keys(self) -> int | None:
@@ -317,8 +318,8 @@ class Rules:
             self.problem(batch.segments, kernel, visibility),
             split_size=self._split_size,
             section_keys=self._section_keys(batch, tile),
-            stream_k=self.uses_stream_k(batch, tile),
         )
+        problem = problem.assigned(self.assigns_longest_first(batch, tile))
         return make_plan(problem, batch.indices), visibility
 
     def problem(self, segments: Records, kernel: Kernel, visibility: Visibility) -> Problem:
@@ -343,7 +344,8 @@ class Rules:
         tiles = sharing * found.prefill, sharing * found.decode
         saturating = min(INT32_MAX, sharing * found.saturating)
         roles = roles_of_tile(tile)
-        return RolePrices.of_tiles(roles, tiles, saturating, self.cached_keys, found.is_known)
+        may_deal = found.may_deal_beside_decodes
+        return RolePrices.of_tiles(roles, tiles, saturating, self.cached_keys, may_deal)
 
     def check_of(self, arrays: Arrays) -> Check:
         """The check for a plan of this batch."""

@@ -158,9 +158,9 @@ def _is_counted(size_class: SizeClass, mix: Mix, heads: Heads) -> bool:
 
 
 def _keep_partition(limits: Limits, size_class: SizeClass, sizes: Sizes, group_size: int) -> None:
-    """Allow batches that get the same partition with the one tile: see `Rules.uses_stream_k`."""
+    """Allow batches with the same `Rules.assigns_longest_first` for the one tile."""
     most = (SHARING_TILES * size_class.kernel.tile.rows - 1) // group_size
-    if size_class.lists is None and sizes.longest_q <= most:
+    if size_class.longest_first is None and sizes.longest_q <= most:
         limits.keep("longest_q", 0, most)  # then the mean of tiles stays below SHARING_TILES
     else:
         limits.keep_equal(sizes)

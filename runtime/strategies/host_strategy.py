@@ -119,7 +119,7 @@ class HostStrategy:
         size_class = classes.of(batch, choice)
         if not size_class.site.is_counted:
             return None
-        planner = self._of(size_class.has_roles, size_class.lists is not None)
+        planner = self._of(size_class.has_roles, size_class.longest_first is not None)
         if planner is None:
             return None
         if planner is not last:

@@ -31,7 +31,11 @@ from warploom.scheduler.model.problem import (
 )
 from warploom.scheduler.model.roles import MOST_CTAS, PER_IDLE_PREFILL, SLICES, RolePrices
 from warploom.scheduler.partition.balance import TRIED
-from warploom.scheduler.partition.dealt_prefills import FEWEST_DEALERS, MOST_DEALT, SMALLEST_GROUP
+from warploom.scheduler.partition.dealt_prefills import (
+    FEWEST_DEALERS,
+    MOST_DEALT_PER_CTA,
+    SMALLEST_GROUP,
+)
 from warploom.scheduler.partition.role_lists import DECODES_SHARED, SHARED
 from warploom.scheduler.partition.stream_k import FEW, IDLE, SNAP, Grid
 from warploom.scheduler.plans.capacity import Capacity
@@ -42,8 +46,8 @@ _MOST_SECTIONS = 2**31  # limit of sections, whose number `sort_by_section` pack
 
 
 @dataclass(frozen=True)
-class Lists:
-    """Parameters of assigning tiles longest first.
+class LongestFirst:
+    """Parameters of assigning tiles longest first, as hosts do; prefills of two roles may be dealt.
 
     Attributes:
         piece_keys: cost of a partial result, in keys.
@@ -87,18 +91,19 @@ class Site:
         room: Capacity,
         active_ctas: int,
         prices: RolePrices | None = None,
-        lists: Lists | None = None,
+        longest_first: LongestFirst | None = None,
     ) -> Site:
         """The site of a format with a `native_storage`, heads, and the tile of a kernel.
 
-        Tiles of two roles need prices. Without `lists` Stream-K cuts lines of items.
+        Tiles of two roles need prices. Without `longest_first` Stream-K cuts lines of items, also
+        of prefills: none are dealt.
         """
         storage, bounds = format_of(kv_format).native_storage, room.bounds
         assert storage is not None  # other formats have no native planner
         grid = Grid.of(active_ctas, heads.num_kv)
         cost = CostModel.for_stream_k(tile.rows, tile.keys)
-        if lists is not None and tile.decode is None:
-            cost = CostModel.of(tile.rows, tile.keys, lists.piece_keys)
+        if longest_first is not None and tile.decode is None:
+            cost = CostModel.of(tile.rows, tile.keys, longest_first.piece_keys)
         tiles = bounds.max_q_rows * heads.group_size // tile.rows + bounds.max_requests
         numbers = _in_order(
             SITE, storage=storage, page_size=kv_format.block_kv, max_requests=bounds.max_requests,
@@ -110,13 +115,13 @@ class Site:
         work = _Work(bounds, heads, tiles, room.num_ctas, active_ctas)
         if tile.decode is not None:
             assert prices is not None
-            more, scratch, is_counted = _of_roles(work, tile, prices, lists)
+            more, scratch, is_counted = _of_roles(work, tile, prices, longest_first)
             slices = 2 * active_ctas
-        elif lists is not None:
-            more = active_ctas, *_level_numbers(lists.cached_keys)
+        elif longest_first is not None:
+            more = active_ctas, *_level_numbers(longest_first.cached_keys)
             sizes = heads.num_kv, room.num_ctas
             scratch = list_scratch_bytes(tiles, bounds.max_requests, grid.slices, *sizes)
-            slices, is_counted = grid.slices, work.fits_queue(cost, tile, lists.cached_keys)
+            slices, is_counted = grid.slices, work.fits_queue(cost, tile, longest_first.cached_keys)
         else:
             more, scratch = (), scratch_bytes(tiles, bounds.max_requests, grid.slices)
             slices, is_counted = grid.slices, work.fits_line(work.longest(cost, tile))
@@ -164,12 +169,12 @@ def _level_numbers(cached_keys: int | None) -> tuple[int, ...]:
 
 
 def _deal_numbers(tile: TileConfig, piece_keys: int, prices: RolePrices) -> tuple[int, ...]:
-    most_dealt = MOST_DEALT if prices.deals else 0
+    most_dealt_per_cta = MOST_DEALT_PER_CTA if prices.may_deal_beside_decodes else 0
     cost = CostModel.of(tile.rows, tile.keys, piece_keys)
     return _in_order(
         DEAL_SITE, dealt_fixed=cost.fixed, dealt_per_tile=cost.per_tile, dealt_grain=cost.grain,
-        dealt_partial=cost.partial, most_dealt=most_dealt, fewest_dealers=FEWEST_DEALERS,
-        smallest_group=SMALLEST_GROUP,
+        dealt_partial=cost.partial, most_dealt_per_cta=most_dealt_per_cta,
+        fewest_dealers=FEWEST_DEALERS, smallest_group=SMALLEST_GROUP,
     )  # fmt: skip
 
 
@@ -207,7 +212,7 @@ class _Work:
 
 
 def _of_roles(
-    work: _Work, tile: TileConfig, prices: RolePrices, lists: Lists | None
+    work: _Work, tile: TileConfig, prices: RolePrices, longest_first: LongestFirst | None
 ) -> tuple[tuple[int, ...], int, bool]:
     """Numbers and scratch bytes of a planner of two roles, and whether all work is in its range."""
     bounds = work.bounds
@@ -215,10 +220,11 @@ def _of_roles(
     scratch = role_scratch_bytes(work.max_tiles, bounds.max_requests, work.active_ctas, SLICES)
     is_counted = work.fits_line(_longest_price(tile, prices, bounds.max_kv_len))
     is_counted = is_counted and max(prices.units) <= INT32_MAX  # planners take them as int
-    if lists is None:
+    if longest_first is None:
         return numbers, scratch, is_counted
-    cost = CostModel.of(tile.rows, tile.keys, lists.piece_keys)
-    numbers += (*_level_numbers(prices.cached_keys), *_deal_numbers(tile, lists.piece_keys, prices))
+    cost = CostModel.of(tile.rows, tile.keys, longest_first.piece_keys)
+    numbers += _level_numbers(prices.cached_keys)
+    numbers += _deal_numbers(tile, longest_first.piece_keys, prices)
     sizes = work.max_tiles, bounds.max_requests, work.heads.num_kv, work.num_ctas
     is_counted = is_counted and work.fits_queue(cost, tile, prices.cached_keys)
     return numbers, scratch + deal_scratch_bytes(*sizes), is_counted

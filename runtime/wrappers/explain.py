@@ -293,7 +293,7 @@ def _assigned(plan: Plan) -> str:
         way = "longest first"
         if plan.problem.split_size is None:
             way = "by a Stream-K partition"
-            if not (plan.problem.stream_k or isinstance(plan, ComposedPlan)):
+            if plan.problem.may_deal:
                 way = f"prefills longest first where they are few or alone, else {way}"
         return f"{way}: the tile has two roles"
     return "by a Stream-K partition: few query tiles" if plan.problem.stream_k else "longest first"

@@ -24,7 +24,7 @@ from warploom.scheduler.partition.pieces import Pieces
 
 # Measured on an H200 for prefills beside decodes: most prefills per prefilling CTA; fewest such
 # CTAs; fewest query heads of a group, where prefills would lie in rounds.
-MOST_DEALT, FEWEST_DEALERS, SMALLEST_GROUP = 6, 32, 4
+MOST_DEALT_PER_CTA, FEWEST_DEALERS, SMALLEST_GROUP = 6, 32, 4
 
 
 def are_dealt(
@@ -40,7 +40,7 @@ def are_dealt(
         has_all_rounds: on a line the prefills would lie in rounds, of which none is left out.
     """
     is_better = group_size >= SMALLEST_GROUP or not has_all_rounds
-    is_measured = ctas >= FEWEST_DEALERS and items <= MOST_DEALT * ctas
+    is_measured = ctas >= FEWEST_DEALERS and items <= MOST_DEALT_PER_CTA * ctas
     return is_measured and is_better and not are_short
 
 

@@ -72,26 +72,22 @@ DECODES_SHARED = 8  # 1/8 of the decodes is shared by the CTAs that decode
 def build(problem: Problem) -> WorkList:
     """Plans one batch. `tests/support/plan_text_roles.py` is the same, item by item."""
     prefill, decode = problem.by_role()
-    may_deal = not problem.stream_k
-    return share_out(query_tiles(prefill), query_tiles(decode), problem, may_deal)
+    return share_out(query_tiles(prefill), query_tiles(decode), problem)
 
 
-def share_out(
-    of_prefill: Tiles, of_decode: Tiles, problem: Problem, may_deal: bool = False
-) -> WorkList:
+def share_out(of_prefill: Tiles, of_decode: Tiles, problem: Problem) -> WorkList:
     """Lists of the work on the tiles of both roles; every key/value head has the same tiles.
 
     Args:
         of_prefill, of_decode: query tiles of each role.
         problem: the problem of both roles.
-        may_deal: prefills may be dealt longest first; else they lie on a line.
     """
     assert problem.prices is not None  # checked with the roles
     prefill, decode = problem.by_role()
     work = [_length(of_prefill, prefill), _length(of_decode, decode)]
     prefill_ctas, decode_ctas = problem.prices.ctas(work, problem.active_ctas)
     is_alone = len(of_decode.segment) == 0
-    own, num_shared_prefills = _prefills(of_prefill, prefill, prefill_ctas, may_deal, is_alone)
+    own, num_shared_prefills = _prefills(of_prefill, prefill, prefill_ctas, is_alone)
     grid = Grid.of(max(1, decode_ctas), decode.num_kv_heads)
     has_both = len(own.items) > 0 and decode_ctas > 1
     others, shared = _decodes(of_decode, decode, grid, problem.prices if has_both else None)
@@ -141,21 +137,19 @@ def _length(tiles: Tiles, problem: Problem) -> int:
     return int(problem.cost_model.of_chunks(tiles.visible).sum()) * problem.num_kv_heads
 
 
-def _prefills(
-    tiles: Tiles, problem: Problem, ctas: int, may_deal: bool, is_alone: bool
-) -> tuple[Pieces, int]:
+def _prefills(tiles: Tiles, problem: Problem, ctas: int, is_alone: bool) -> tuple[Pieces, int]:
     """Pieces of the prefilling CTAs, then of shared lists; and the number of shared lists."""
     assert problem.prices is not None  # checked with the roles
     if len(tiles.segment) == 0:
         return Pieces.none(), 0
-    if may_deal and is_alone:
+    if problem.may_deal and is_alone:
         return deal(problem, ctas, is_alone)
     line = Line.of(tiles, problem.num_kv_heads, problem.cost_model)
     items = len(line.tile)
     are_short = problem.active_ctas > 1 and line.visible.max() < _least_cut(line, problem, ctas)
     is_beyond = problem.active_ctas > 1 and _reads_beyond_cache(tiles, problem)
     rounds = rounds_of(items, ctas, problem.active_ctas) if is_beyond else NO_ROUNDS
-    may_deal = may_deal and problem.prices.deals
+    may_deal = problem.may_deal and problem.prices.may_deal_beside_decodes
     if may_deal and are_dealt(items, ctas, problem.group_size, are_short, rounds.are_all):
         return deal(problem, ctas, is_alone)
     if are_short:

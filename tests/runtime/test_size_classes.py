@@ -13,7 +13,7 @@ from warploom.errors import ArgumentError, NotPlanned
 from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.strategies import site, size_classes
-from warploom.runtime.strategies.site import Lists, Site
+from warploom.runtime.strategies.site import LongestFirst, Site
 from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.roles import RolePrices
 from warploom.scheduler.plans.capacity import capacity
@@ -125,7 +125,7 @@ def test_the_work_of_vast_bounds_is_no_load_that_planners_count() -> None:
     sizes: Any = {"rows": 48, "keys": 128, "num_kv_heads": 32, "group_size": 4, "num_ctas": 132}
     for keys, is_counted in ((2**20, True), (2**28, False)):
         room = capacity(Bounds(4, 2**22, keys), **sizes)
-        site = Site.of(wl.Ragged(), heads, tile, room, 132, None, Lists(384, None))
+        site = Site.of(wl.Ragged(), heads, tile, room, 132, None, LongestFirst(384, None))
         assert site.is_counted == is_counted
 
 

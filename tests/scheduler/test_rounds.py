@@ -102,7 +102,7 @@ def test_fewer_short_prefills_than_ctas_are_cut_where_one_is_late(
     segments = kit.make_segments([48], [31 * 128])
     plan = plan_of(
         segments, visibility=AllVisible(segments), rows=48, keys=128, smaller=(DECODE,),
-        group_size=1, num_kv_heads=heads, num_ctas=8, prices=PRICES, stream_k=True,
+        group_size=1, num_kv_heads=heads, num_ctas=8, prices=PRICES, may_deal=False,
     )  # fmt: skip
     assert (plan.items["slot"] >= 0).any() == is_cut
     if is_cut:

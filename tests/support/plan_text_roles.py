@@ -37,8 +37,8 @@ def build(problem: Problem) -> WorkList:
        part for each CTA, if more than an eighth of these had none.
     4. List prefills of each CTA, decodes of each CTA, shared prefills and shared decodes.
 
-    Unless Stream-K is asked for, prefills alone are planned as if there were one tile; so are long
-    ones beside decodes if their price is known, many CTAs have six each or fewer, and heads have
+    If prefills may be dealt, those alone are planned as if there were one tile; so are long ones
+    beside decodes if their price is known, many CTAs have six each or fewer, and heads have
     groups or the line would lack a round. Beside decodes the pieces that level them are shared, or
     else the last of each CTA that has several.
     """
@@ -47,11 +47,12 @@ def build(problem: Problem) -> WorkList:
     for_prefill, for_decode = _share_out(problem, prefill, decode)
     own, shared, merges = _prefills(prefill, for_prefill)
     tiles, is_alone = list(query_tiles(prefill)), not any(query_tiles(decode))
-    if tiles and not problem.stream_k:
-        may_deal = problem.prices.deals and for_prefill >= 32 and len(tiles) <= 6 * for_prefill
+    if tiles and problem.may_deal:
+        is_known = problem.prices.may_deal_beside_decodes
+        are_few = for_prefill >= 32 and len(tiles) <= 6 * for_prefill
         is_better = problem.group_size >= 4 or _lacks_a_round(prefill, tiles, for_prefill)
         is_long = not _are_short(prefill, tiles, for_prefill)
-        if is_alone or (may_deal and is_better and is_long):
+        if is_alone or (is_known and are_few and is_better and is_long):
             own, shared, merges = _dealt(prefill, for_prefill, is_alone)
     decodes, more, claimed = [], [], 0
     if for_decode:
