@@ -27,7 +27,7 @@ from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.model.bounds import INT32_MAX, Bounds
 from warploom.scheduler.model.cost import PIECE
 from warploom.scheduler.model.layout import Records
-from warploom.scheduler.model.problem import Problem, share_keys
+from warploom.scheduler.model.problem import Problem, tiles_share_keys
 from warploom.scheduler.model.roles import FIRST, Role, RolePrices
 from warploom.scheduler.model.visibility import Visibility
 from warploom.scheduler.partition.fixed import ChunkCounts
@@ -269,7 +269,7 @@ class Rules:
             return not isinstance(batch, OnDevice)
         segments = batch.sizes.num_segments
         fused = batch.sizes.segment_rows * self.heads.group_size
-        if not share_keys(fused, tile.rows, segments):
+        if not tiles_share_keys(fused, tile.rows, segments):
             return False
         if self.device.type != "cuda":
             return True
@@ -282,7 +282,7 @@ class Rules:
         if tile.of_roles:
             return None
         rows = batch.sizes.segment_rows * self.heads.group_size
-        if not share_keys(rows, tile.rows, batch.sizes.num_segments):
+        if not tiles_share_keys(rows, tile.rows, batch.sizes.num_segments):
             return None
         return self.cached_keys if self.assigns_longest_first(batch, tile) else None
 
@@ -359,7 +359,7 @@ def may_be_longest_first(tile: TileConfig, options: Options, group_size: int) ->
         return False
     if bounds is None:
         return True
-    return share_keys(bounds.max_q_rows * group_size, tile.rows, 1)  # for a single segment
+    return tiles_share_keys(bounds.max_q_rows * group_size, tile.rows, 1)  # for a single segment
 
 
 def planner_kinds(

@@ -36,7 +36,7 @@ from warploom.scheduler.partition.dealt_prefills import (
     MOST_DEALT_PER_CTA,
     SMALLEST_GROUP,
 )
-from warploom.scheduler.partition.role_lists import DECODES_SHARED, SHARED
+from warploom.scheduler.partition.role_lists import PER_SHARED_DECODE, PER_SHARED_PREFILL
 from warploom.scheduler.partition.stream_k import FEW, IDLE, SNAP, Grid
 from warploom.scheduler.plans.capacity import Capacity
 
@@ -154,9 +154,9 @@ def _role_numbers(tile: TileConfig, active_ctas: int, prices: RolePrices) -> tup
         decode_fixed=cost.fixed, decode_per_tile=cost.per_tile, decode_grain=cost.grain,
         decode_partial=cost.partial, prefill_price=prefill_price, decode_price=decode_price,
         saturating=prices.saturating, per_idle_prefill=PER_IDLE_PREFILL,
-        per_shared_prefill=SHARED,
+        per_shared_prefill=PER_SHARED_PREFILL,
         shortest_cut=prices.cut_tiles(tile.keys), per_idle_cta=IDLE,
-        per_shared_decode=DECODES_SHARED, decode_claim=prices.least_claim(cost, decode.keys),
+        per_shared_decode=PER_SHARED_DECODE, decode_claim=prices.least_claim(cost, decode.keys),
         cached_keys=prices.cached_keys or 0,
     )  # fmt: skip
 
@@ -172,9 +172,10 @@ def _deal_numbers(tile: TileConfig, piece_keys: int, prices: RolePrices) -> tupl
     most_dealt_per_cta = MOST_DEALT_PER_CTA if prices.may_deal_beside_decodes else 0
     cost = CostModel.of(tile.rows, tile.keys, piece_keys)
     return _in_order(
-        DEAL_SITE, dealt_fixed=cost.fixed, dealt_per_tile=cost.per_tile, dealt_grain=cost.grain,
-        dealt_partial=cost.partial, most_dealt_per_cta=most_dealt_per_cta,
-        fewest_dealers=FEWEST_DEALERS, smallest_group=SMALLEST_GROUP,
+        DEAL_SITE, deal_cost_fixed=cost.fixed, deal_cost_per_tile=cost.per_tile,
+        deal_cost_grain=cost.grain, deal_cost_partial=cost.partial,
+        most_dealt_per_cta=most_dealt_per_cta, fewest_dealers=FEWEST_DEALERS,
+        smallest_group=SMALLEST_GROUP,
     )  # fmt: skip
 
 

@@ -134,7 +134,7 @@ class Problem:
         )  # fmt: skip
 
 
-def share_keys(fused: int, rows: int, segments: int) -> bool:
+def tiles_share_keys(fused: int, rows: int, segments: int) -> bool:
     """Whether a segment has at least SHARING_TILES tiles on average; false without segments.
 
     Args:

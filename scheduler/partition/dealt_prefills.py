@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from warploom.scheduler.model.layout import Ints
-from warploom.scheduler.model.problem import Problem, share_keys
+from warploom.scheduler.model.problem import Problem, tiles_share_keys
 from warploom.scheduler.partition import longest_first
 from warploom.scheduler.partition.pieces import Pieces
 
@@ -88,5 +88,5 @@ def _section_keys(prefill: Problem) -> int | None:
     """Keys that the cache holds, if several tiles read the same keys on average; else None."""
     assert prefill.prices is not None
     fused = int(prefill.segments["num_q"].sum(dtype=np.int64)) * prefill.group_size
-    shares = share_keys(fused, prefill.rows, len(prefill.segments))
+    shares = tiles_share_keys(fused, prefill.rows, len(prefill.segments))
     return prefill.prices.cached_keys if shares else None

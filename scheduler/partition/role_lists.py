@@ -21,7 +21,7 @@ once. With an equal part of the line for each CTA all heads are read at once, at
 
 With half as many prefills as CTAs, or fewer, the rest of the line would be pieces of one or two
 prefills, which one CTA merges. So nothing is shared, and each prefill is cut into equal parts,
-unless more than 1/SHARED of the CTAs would be idle.
+unless more than 1/PER_IDLE_OF_FEW of the CTAs would be idle.
 
 If there are few prefills per CTA, or no decodes, a host planner deals prefills longest first
 instead (`dealt_prefills`).
@@ -65,8 +65,9 @@ from warploom.scheduler.partition.stream_k import (
     partition,
 )
 
-SHARED = 8  # 1/8 of the prefills is shared; and 1/8 of the CTAs may idle to cut few prefills evenly
-DECODES_SHARED = 8  # 1/8 of the decodes is shared by the CTAs that decode
+PER_SHARED_PREFILL = 8  # 1/8 of the prefills is shared
+PER_IDLE_OF_FEW = 8  # 1/8 of the CTAs may idle so that few prefills are cut into equal parts
+PER_SHARED_DECODE = 8  # 1/8 of the decodes is shared by the CTAs that decode
 
 
 def build(problem: Problem) -> WorkList:
@@ -222,9 +223,9 @@ def _cuts(line: Line, rounds: Rounds, ctas: int, active: int) -> tuple[int, Cuts
     if 2 * len(line.tile) <= ctas:
         slices = max(1, min(ctas, total // least))
         fitting = fitting_slices(len(line.tile), slices)
-        own = fitting if (slices - fitting) * SHARED <= slices else slices
+        own = fitting if (slices - fitting) * PER_IDLE_OF_FEW <= slices else slices
         return own, Cuts.equal(own, total, 0)
-    rest = total // SHARED
+    rest = total // PER_SHARED_PREFILL
     shared = min(ctas, rest // least) if active > 1 else 0
     end = total - rest if shared else total
     own = max(1, min(ctas, end // least))
@@ -290,7 +291,7 @@ def rounds_of(items: int, ctas: int, active: int) -> Rounds:
         active: CTAs that may claim prefills, once they have no decodes left.
     """
     # Behind these lists stays half an item per active CTA: a CTA waits for half of one on average.
-    most = items - max(-(-items // SHARED), -(-active // 2))
+    most = items - max(-(-items // PER_SHARED_PREFILL), -(-active // 2))
     if most < ctas:
         return NO_ROUNDS
     each = -(-most // (ctas + (ROUNDS - 1) * active))
@@ -308,7 +309,7 @@ def _decodes(
     """
     if prices is not None and len(tiles.segment):
         line = Line.of(tiles, grid.heads, problem.cost_model)
-        slices, rest = grid.slices, line.total // DECODES_SHARED
+        slices, rest = grid.slices, line.total // PER_SHARED_DECODE
         least = slices * prices.least_claim(line.model, problem.keys)
         for lengths in range(ENDS, 1, -1):
             if rest // shortest_in(lengths) >= least:

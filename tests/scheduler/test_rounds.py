@@ -24,7 +24,7 @@ from warploom.scheduler.model.roles import (
     SLICES,
 )
 from warploom.scheduler.model.visibility import AllVisible
-from warploom.scheduler.partition.role_lists import SHARED, rounds_of, whole_lists
+from warploom.scheduler.partition.role_lists import PER_SHARED_PREFILL, rounds_of, whole_lists
 from warploom.scheduler.plans.verify import verify
 
 
@@ -118,12 +118,12 @@ def test_rounds_leave_an_eighth_and_make_up_for_the_last(
     left = items - each * lists
     assert are_all <= (lists > 0)
     if not lists:
-        least = max(items / SHARED, (ctas + others) / 2)
+        least = max(items / PER_SHARED_PREFILL, (ctas + others) / 2)
         assert items - least < ctas
         return
     assert ctas <= lists <= ctas + (ROUNDS - 1) * (ctas + others)
     assert lists + ENDS * ctas <= ctas + (SLICES[0] - 1) * (ctas + others)  # a plan has room
-    assert left * SHARED >= items and 2 * left >= ctas + others
+    assert left * PER_SHARED_PREFILL >= items and 2 * left >= ctas + others
     assert left >= -lists % ctas * each  # who finds no list finds this
     assert are_all or lists % ctas == 0
 

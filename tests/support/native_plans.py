@@ -153,7 +153,7 @@ class Planners:
     def native_plan(self, arguments: tuple[Any, ...], site: Site, bounds: Bounds) -> Any:
         batch = self.native.measure(Arguments(*arguments), bounds)
         assert batch is not None
-        assert self.native.knows(self.inputs)
+        assert self.native.has_mask_inputs(self.inputs)
         found = np.full(site.room.total_ints, UNTOUCHED, np.int32)
         self.native.plan(self.inputs, site, found.ctypes.data)
         return found
