@@ -107,16 +107,16 @@ class Rules:
             return self._kernels.given(options.tile)
         if not (options.fixed_tile or options.batch_invariant):
             return None
-        rows, items, keys = INVARIANT_ROWS, None, None
-        if bounds is not None:
-            mixed = self._mixed_within(bounds)
-            if mixed is not None:
-                return as_fixed(mixed)
-            mean = bounds.max_q_rows / max(1, bounds.segments)
-            rows = max(1.0, mean) * self.heads.group_size  # at least one row per request
-            items = bounds.segments * self.heads.num_kv
-            keys = bounds.max_kv_len
-        return as_fixed(self._kernels.choose(rows, items, keys))
+        if bounds is None:
+            return as_fixed(self._kernels.choose(INVARIANT_ROWS, None, None))
+        return as_fixed(self._mixed_within(bounds) or self._one_tile_within(bounds))
+
+    def _one_tile_within(self, bounds: Bounds) -> TileChoice:
+        """The tile for batches of the largest size and mean length within bounds."""
+        mean = bounds.max_q_rows / max(1, bounds.segments)
+        rows = max(1.0, mean) * self.heads.group_size  # at least one row per request
+        items = bounds.segments * self.heads.num_kv
+        return self._kernels.choose(rows, items, bounds.max_kv_len)
 
     def _mixed_within(self, bounds: Bounds) -> TileChoice | None:
         """The kernel of two roles that all batches within bounds get; None if they get one tile."""
@@ -267,22 +267,23 @@ class Rules:
             return True  # chunks of fixed size
         if tile.decode is not None:
             return not isinstance(batch, OnDevice)
-        segments = batch.sizes.num_segments
+        return self._tiles_share_keys(batch, tile) and self._has_many_tiles(batch, tile)
+
+    def _tiles_share_keys(self, batch: Batch, tile: TileConfig) -> bool:
         fused = batch.sizes.segment_rows * self.heads.group_size
-        if not tiles_share_keys(fused, tile.rows, segments):
-            return False
+        return tiles_share_keys(fused, tile.rows, batch.sizes.num_segments)
+
+    def _has_many_tiles(self, batch: Batch, tile: TileConfig) -> bool:
+        """Whether there are more tiles than half of the SMs that may get work; true on a CPU."""
         if self.device.type != "cuda":
             return True
-        sms = cuda_facts(self.device.index).num_sms
-        tiles = (fused // tile.rows + segments) * self.heads.num_kv
-        return 2 * tiles > min(self.options.sm_limit or sms, sms)
+        sizes, sms = batch.sizes, cuda_facts(self.device.index).num_sms
+        of_head = sizes.segment_rows * self.heads.group_size // tile.rows + sizes.num_segments
+        return 2 * of_head * self.heads.num_kv > min(self.options.sm_limit or sms, sms)
 
     def _section_keys(self, batch: Batch, tile: TileConfig) -> int | None:
         """Keys of one head that half of the L2 holds, if several tiles read the same; else None."""
-        if tile.of_roles:
-            return None
-        rows = batch.sizes.segment_rows * self.heads.group_size
-        if not tiles_share_keys(rows, tile.rows, batch.sizes.num_segments):
+        if tile.of_roles or not self._tiles_share_keys(batch, tile):
             return None
         return self.cached_keys if self.assigns_longest_first(batch, tile) else None
 

@@ -78,7 +78,7 @@ class DeviceStrategy:
             return None
         size_class = self._classes.of(batch, choice)
         assert size_class.longest_first is None  # checked by `read`
-        if not size_class.site.is_counted:
+        if not size_class.site.is_in_range:
             reason = "allow more work than the device's planner counts; declare smaller ones"
             raise ArgumentError(name="bounds", reason=f"{reason}, or give the lengths on the host")
         workspace = self._classes.memory.workspace

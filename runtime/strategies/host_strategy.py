@@ -117,7 +117,7 @@ class HostStrategy:
         if not last.has_mask_inputs(inputs):
             return None
         size_class = classes.of(batch, choice)
-        if not size_class.site.is_counted:
+        if not size_class.site.is_in_range:
             return None
         planner = self._of(size_class.has_roles, size_class.longest_first is not None)
         if planner is None:

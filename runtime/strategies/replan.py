@@ -116,7 +116,7 @@ class ReplanGuard:
             return _packed(limits)
         if mixes is not None and may_be_mixed(sizes, heads.group_size):
             mix = mixes.all[0]  # for others, each mix before would have to be checked, too
-            if size_class.choice is not mix.choice or not _is_counted(size_class, mix, heads):
+            if size_class.choice is not mix.choice or not _is_in_range(size_class, mix, heads):
                 return None
             limits.keep("requests", 2)
             limits.keep("longest_q", MANY_ROWS // heads.group_size + 1)
@@ -151,7 +151,7 @@ def _packed(limits: Limits, mix: Mix | None = None, heads: int = 0, ctas: int = 
     return _GUARD.pack(*prices, *ways, *sizes, fewest, many, *least, *most)
 
 
-def _is_counted(size_class: SizeClass, mix: Mix, heads: Heads) -> bool:
+def _is_in_range(size_class: SizeClass, mix: Mix, heads: Heads) -> bool:
     """Whether 63 bits hold the sum of picoseconds of all work that there is room for."""
     site, sizes, cost = size_class.site, mix.sizes, mix.cost
     key_tiles = site.room.bounds.max_kv_len // min(sizes.keys, sizes.decode_keys) + 1

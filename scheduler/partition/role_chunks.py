@@ -23,7 +23,7 @@ from warploom.scheduler.model.roles import SLICES
 from warploom.scheduler.partition.balance import assign
 from warploom.scheduler.partition.fixed import Chunks
 from warploom.scheduler.partition.pieces import Pieces
-from warploom.scheduler.partition.role_lists import RoleLists, in_lists
+from warploom.scheduler.partition.role_lists import RoleLists, joined_lists
 
 _PER_SHARED_CHUNK = 8  # chunks with 1/8 of a role's cost are shared
 
@@ -39,7 +39,7 @@ def build(problem: Problem) -> WorkList:
     shared = SLICES[1] - 1 if prefill_ctas and decode_ctas > 1 else 0
     least = problem.prices.least_claim(decode.problem.cost_model, decode.problem.keys)
     decodes = _lists(decode, decode_ctas, shared * decode_ctas, least)
-    return in_lists(problem, prefills, decodes)
+    return joined_lists(problem, prefills, decodes)
 
 
 def _ctas(problem: Problem, roles: Sequence[Chunks]) -> tuple[int, int]:
