@@ -90,9 +90,9 @@ _NUMBERS = (
 def param_fields(spec: AttentionSpec) -> tuple[ParamField, ...]:
     """All members of `Params` for this spec, in storage order."""
     composed = _COMPOSED if spec.kv_format.composed else ()
-    told, strides = ((_MAX_SCORES,), MAX_SCORES_STRIDES) if spec.max_scores else ((), ())
+    max_scores, strides = ((_MAX_SCORES,), MAX_SCORES_STRIDES) if spec.max_scores else ((), ())
     stamps = (_STAMPS,) if spec.stamps else ()
-    fields = [ParamField(*row) for row in (*_POINTERS, *composed, *told, *stamps, *_NUMBERS)]
+    fields = [ParamField(*row) for row in (*_POINTERS, *composed, *max_scores, *stamps, *_NUMBERS)]
     fields += [ParamField("long long", name, "elements") for name in (*_STRIDES, *strides)]
     return ordered([*fields, *input_fields(spec.variant)])
 

@@ -24,7 +24,7 @@ from warploom.dsl.types.ir import Node, walk
 from warploom.dsl.types.spec import TracedVariant
 
 # of hosts alone
-MEASURE, ROLE_TILES, AGAIN = "warploom_measure", "warploom_role_tiles", "warploom_plan_again"
+MEASURE, ROLE_TILES, REPLAN = "warploom_measure", "warploom_role_tiles", "warploom_replan"
 OPTIONS = 4  # `kOptions` of shape.hpp: candidates for the boundaries of a line
 
 # Members of the planner's `Params`, in the order in which the runtime writes them.
@@ -90,11 +90,11 @@ LEVEL_SITE = (
 LIST_SITE = (ROLE_SITE[0], *LEVEL_SITE)  # behind SITE; the first is `active_ctas`
 # Behind ROLE_SITE and LEVEL_SITE where some prefills are dealt: costs by which they are, and which.
 DEAL_SITE = (
-    ("dealt_fixed", "cost of an item without keys"),
-    ("dealt_per_tile", "cost of a key tile"),
-    ("dealt_grain", "key tiles of the shortest piece"),
-    ("dealt_partial", "cost of a partial result"),
-    ("most_dealt", "prefills beside decodes for each CTA that prefills"),
+    ("deal_cost_fixed", "cost of an item without keys"),
+    ("deal_cost_per_tile", "cost of a key tile"),
+    ("deal_cost_grain", "key tiles of the shortest piece"),
+    ("deal_cost_partial", "cost of a partial result"),
+    ("most_dealt_per_cta", "prefills beside decodes for each that prefills; 0: none are dealt"),
     ("fewest_dealers", "CTAs that prefill beside decodes"),
     ("smallest_group", "query heads of a key/value head, if no round would be left out"),
 )

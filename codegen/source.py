@@ -40,8 +40,8 @@ class TileConfig:
     def __repr__(self) -> str:
         """As it would be written: without what nobody has to give."""
         named = ((one, getattr(self, one.name)) for one in fields(self))
-        told = [f"{one.name}={value!r}" for one, value in named if value != one.default]
-        return f"{type(self).__name__}({', '.join(told)})"
+        given = [f"{one.name}={value!r}" for one, value in named if value != one.default]
+        return f"{type(self).__name__}({', '.join(given)})"
 
     @property
     def label(self) -> str:
@@ -73,7 +73,7 @@ class TileChoice:
     pretransformed_keys: bool = False
 
 
-# What a kernel can be told by, in the order in which lists of kernels show it.
+# What a kernel can be given by, in the order in which lists of kernels show it.
 LABELS = ("kind", "variant", "dtype", "head_dim", "format", "tile")
 
 

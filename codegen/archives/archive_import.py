@@ -106,11 +106,11 @@ class _Listed:
     """A kernel of the manifest.
 
     Attributes:
-        told: what the manifest tells of it.
+        entry: what the manifest says of it.
         members: its source and its binary.
     """
 
-    told: Mapping[str, Any]
+    entry: Mapping[str, Any]
     members: tuple[ZipInfo, ZipInfo]
 
 
@@ -130,7 +130,7 @@ class _Archive:
         if members[MANIFEST].file_size > _LARGEST_MANIFEST:
             raise UnsafeArchive(path=path, reason=f"{MANIFEST} is too large")
         manifest = self._manifest(members.pop(MANIFEST))
-        self.kernels = [self._listed(told, members) for told in manifest["kernels"]]
+        self.kernels = [self._listed(entry, members) for entry in manifest["kernels"]]
         known = [info.filename for kernel in self.kernels for info in kernel.members]
         if repeated := [name for name, count in Counter(known).items() if count > 1]:
             raise self._damaged(f"{MANIFEST} lists {repeated[0]} twice")
@@ -150,23 +150,23 @@ class _Archive:
             DamagedArchive: they are not what the manifest says.
             OtherHeaders: this installation would not find it.
         """
-        told = kernel.told
+        entry = kernel.entry
         source, binary = (self._content(kernel, i) for i in (0, 1))
         try:
-            parts, facts = dict(told["parts"]), dict(told["facts"])
+            parts, facts = dict(entry["parts"]), dict(entry["facts"])
             language = parts["language"]
             code = KernelSource("", source.decode(), language).code
-            key = CacheKey(told["name"], tuple(sorted({**parts, "source": code}.items())))
-            intact = key.facts() == parts and key.digest == told["digest"]
-            intact = intact and key.folder == told["folder"]
+            key = CacheKey(entry["name"], tuple(sorted({**parts, "source": code}.items())))
+            intact = key.facts() == parts and key.digest == entry["digest"]
+            intact = intact and key.folder == entry["folder"]
             _check_facts(facts, language)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise self._damaged(f"{MANIFEST} describes no kernel in {told} ({error})") from error
+            raise self._damaged(f"{MANIFEST} describes no kernel in {entry} ({error})") from error
         if not intact:
             raise self._damaged(f"{kernel.members[0].filename} is not the source of its key")
         if not is_current({"parts": parts, **facts}):
             raise OtherHeaders(
-                path=self._path, warploom=facts["warploom"], kernel=told["name"],
+                path=self._path, warploom=facts["warploom"], kernel=entry["name"],
                 here=warploom.__version__,
             )  # fmt: skip
         names = FILES[language]
@@ -199,31 +199,31 @@ class _Archive:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise self._damaged(f"{MANIFEST} cannot be read ({error})") from error
         if version > FORMAT:
-            told = manifest.get("warploom")
-            raise NewerArchive(path=self._path, got=version, warploom=told, known=FORMAT)
+            writer = manifest.get("warploom")
+            raise NewerArchive(path=self._path, got=version, warploom=writer, known=FORMAT)
         return dict(manifest)
 
-    def _listed(self, told: Any, members: Mapping[str, ZipInfo]) -> _Listed:
+    def _listed(self, entry: Any, members: Mapping[str, ZipInfo]) -> _Listed:
         """The files of a kernel. Their names are ours, in a folder that is the key's own."""
         try:
-            names = FILES[told["parts"]["language"]]
-            if [one["name"] for one in told["files"]] != list(names):
+            names = FILES[entry["parts"]["language"]]
+            if [one["name"] for one in entry["files"]] != list(names):
                 raise ValueError(f"its files are not {' and '.join(names)}")
-            places = [f"kernels/{told['folder']}/{name}" for name in names]
+            places = [f"kernels/{entry['folder']}/{name}" for name in names]
         except (KeyError, TypeError, ValueError) as error:
-            raise self._damaged(f"{MANIFEST} describes no kernel in {told!r} ({error})") from error
-        for place, file in zip(places, told["files"], strict=True):
+            raise self._damaged(f"{MANIFEST} describes no kernel in {entry!r} ({error})") from error
+        for place, file in zip(places, entry["files"], strict=True):
             if place not in members:
                 raise self._damaged(f"{place} is missing")
             if members[place].file_size != file.get("bytes"):
                 size = members[place].file_size
                 raise self._damaged(f"{place} has {size} bytes, and not {file.get('bytes')}")
-        return _Listed(told, (members[places[0]], members[places[1]]))
+        return _Listed(entry, (members[places[0]], members[places[1]]))
 
     def _content(self, kernel: _Listed, index: int) -> bytes:
         info = kernel.members[index]
         content = self._read(info)
-        if hashlib.sha256(content).hexdigest() != kernel.told["files"][index].get("sha256"):
+        if hashlib.sha256(content).hexdigest() != kernel.entry["files"][index].get("sha256"):
             raise self._damaged(f"{info.filename} was changed")
         return content
 

@@ -39,14 +39,15 @@ class RoleCost:
         saturating: number of decoding SMs that saturate memory bandwidth.
         decode_in_tall: picoseconds that one SM computes if the prefill tile processes the keys of a
             decode key tile; 0 where memory is slower, as with 16-bit keys without transforms.
-        is_known: whether prefills with as many instructions were measured beside decodes.
+        may_deal_beside_decodes: see `RolePrices`; no split of mixed batches was recorded for
+            transforms with more instructions than _FEW_INSTRUCTIONS.
     """
 
     prefill: int
     decode: int
     saturating: int
     decode_in_tall: int = 0
-    is_known: bool = True
+    may_deal_beside_decodes: bool = True
 
 
 def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
@@ -72,7 +73,7 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
         decode=-(-read * 1000 // bandwidth),
         saturating=-(-_BANDWIDTH // bandwidth),
         decode_in_tall=prefill * tile.decode.keys // tile.keys if narrow or slower else 0,
-        is_known=instructions <= _FEW_INSTRUCTIONS,
+        may_deal_beside_decodes=instructions <= _FEW_INSTRUCTIONS,
     )
 
 

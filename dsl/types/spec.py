@@ -46,8 +46,8 @@ class ScalarField:
         if reason is None:
             return
         if not isinstance(reason, str):
-            told = f"for {number} its check returned {reason!r}"
-            reason = f"{told}; expected None, or a text that says why the number is refused"
+            returned = f"for {number} its check returned {reason!r}"
+            reason = f"{returned}; expected None, or a text that says why the number is refused"
         raise ArgumentError(name=self.name, reason=reason)
 
 

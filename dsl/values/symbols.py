@@ -366,9 +366,9 @@ def refuse_foreign(error: Exception) -> CannotTrace | None:
     names = ("Symbol", "SymbolicTensor", "CapturedTensor", "Position", "known only in the kernel")
     if not (location.is_of_library(error) or any(name in str(error) for name in names)):
         return None
-    told = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    message = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     place = location.source(location.raising(error))
-    what = f"what raised {type(error).__name__} ({told[:200]})"
+    what = f"what raised {type(error).__name__} ({message[:200]})"
     return CannotTrace(what=what, remedy=known(), source=place)
 
 

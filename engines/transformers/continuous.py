@@ -97,8 +97,8 @@ def _pack_of(
 
 
 def _is_causal(module: Any, kwargs: dict[str, Any]) -> bool:
-    told = kwargs.get("is_causal")
-    return bool(getattr(module, "is_causal", True) if told is None else told)
+    is_causal = kwargs.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
 def _paged(

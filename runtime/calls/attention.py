@@ -244,11 +244,13 @@ def _run(
     at_run = {name: x for name, x in values.items() if name not in wrapper.mask_scalars}
     read = (as_given[name] for name in at_run if name not in wrapper.recorded)
     if learnt := custom_op.wanting(read):
-        told = MaxScores() if asked is not None and asked.max_scores else None
+        max_scores = MaxScores() if asked is not None and asked.max_scores else None
         wants_lse = return_lse if asked is None else asked.lse
         at_run = {name: wrapper.seen_input(name, value) for name, value in at_run.items()}
-        result = custom_op.compiled_run(wrapper, q, kv, None, None, wants_lse, at_run, learnt, told)
-        return result if asked is None else with_aux(result, told)
+        result = custom_op.compiled_run(
+            wrapper, q, kv, None, None, wants_lse, at_run, learnt, max_scores
+        )
+        return result if asked is None else with_aux(result, max_scores)
     if asked is not None:
         return wrapper.run(q, kv, return_aux=asked, **at_run)
     return wrapper.run(q, kv, return_lse=return_lse, **at_run)

@@ -68,8 +68,8 @@ def tile_classes(
     try:
         analysis = TileAnalysis(traced, numbers, tensors)
     except MissingInput as error:
-        told = (str(error.facts[each]) for each in ("variant", "name", "expected"))
-        raise MissingInput.among_inputs(*told) from None
+        facts = (str(error.facts[each]) for each in ("variant", "name", "expected"))
+        raise MissingInput.among_inputs(*facts) from None
     rows, keys = tile
     first_row, first_key = np.meshgrid(
         np.arange(0, q_len, rows), np.arange(0, kv_len, keys), indexing="ij"

@@ -81,8 +81,8 @@ class Upload:
         ring = [_take_stage(self._index) for _ in range(STAGES)]
         finalize(self, _spare[self._index].extend, ring)
         self._delivery.call_driver()
-        for told, stage in zip(self._delivery.stages, ring, strict=True):
-            told.event = stage.event.cuda_event
+        for sending, stage in zip(self._delivery.stages, ring, strict=True):
+            sending.event = stage.event.cuda_event
         return ring
 
     def stage(self, target: torch.Tensor) -> Stage:
@@ -110,13 +110,13 @@ class Upload:
 
     def _aim(self, target: Stage) -> None:
         """Send to another place from now on."""
-        self._target, told = Stage(_NOWHERE), self._delivery  # an interrupt may come meanwhile
-        told.target = target.address
+        self._target, delivery = Stage(_NOWHERE), self._delivery  # an interrupt may come meanwhile
+        delivery.target = target.address
         if self._is_cuda:
-            for each, stage in zip(told.stages, self._ring, strict=True):
+            for each, stage in zip(delivery.stages, self._ring, strict=True):
                 each.memory = stage.address if stage.length >= target.length else 0
         else:
-            told.stages[0].memory = target.address
+            delivery.stages[0].memory = target.address
         self._target = target  # last, or compiled code would be told the half of it
 
     def _pass(self) -> PinnedStage:
@@ -143,14 +143,14 @@ class Upload:
             return None
         if not self._is_cuda:
             return self._delivery_at if pages is None and not pool_captures.on_host else None
-        index, told = self._index, self._delivery
+        index, delivery = self._index, self._delivery
         if shortcuts.current_device() != index:
             return None
-        told.stream, told.pages = shortcuts.raw_stream(index), 0
+        delivery.stream, delivery.pages = shortcuts.raw_stream(index), 0
         if pages is not None:
             if pages.get_device() != index:
                 return None
-            told.pages = pages.data_ptr()
+            delivery.pages = pages.data_ptr()
         return self._delivery_at
 
     def send(self, used: int) -> None:

@@ -122,7 +122,7 @@ class Workspace:
         self._memory[size.offsets["arrivals"] : size.total].zero_()
         self._is_cleared = not is_capturing(self._device)
 
-    def again(self, size: WorkspaceSize) -> torch.Tensor | None:
+    def ready_plan_ints(self, size: WorkspaceSize) -> torch.Tensor | None:
         """The plan's part as int32, for the size that it was laid out for last.
 
         Let the current stream wait for what was enqueued last. None if there is more to do, for

@@ -64,11 +64,11 @@ class MaxScores:
 
 
 def with_aux(
-    result: torch.Tensor | tuple[torch.Tensor, torch.Tensor], told: MaxScores | None
+    result: torch.Tensor | tuple[torch.Tensor, torch.Tensor], max_scores: MaxScores | None
 ) -> tuple[torch.Tensor, AuxOutput]:
     """The result of a run, with or without log-sum-exp, in the form of a call with `return_aux`."""
     out, sums = result if isinstance(result, tuple) else (result, None)
-    return out, AuxOutput(sums, None if told is None else told.tensor)
+    return out, AuxOutput(sums, None if max_scores is None else max_scores.tensor)
 
 
 def checked_request(return_aux: Any, return_lse: Any) -> AuxRequest:

@@ -78,7 +78,7 @@ class Launcher:
 
     Tensors are *admitted* once: their shapes, strides and types are checked, and what is derived
     from these is kept. A later call that differs in addresses only, such as that of another layer,
-    costs one comparison (`knows`), writing the addresses, and the launch.
+    costs one comparison (`is_admitted`), writing the addresses, and the launch.
 
     Attributes:
         program: the launches of a run of the last plan; None before the first plan.
@@ -130,9 +130,9 @@ class Launcher:
         for name, tensor in self._inputs.tensors.items():
             if self._reads.get(name) is not tensor:
                 self.reads(name, tensor)
-        self.planned_again(batch)
+        self.replanned(batch)
 
-    def planned_again(self, batch: Batch) -> None:
+    def replanned(self, batch: Batch) -> None:
         """Take a new plan with the kernel and the inputs of the previous one."""
         self._inputs.write_planned(self._members)
         self._form, self._batch = None, batch
@@ -177,7 +177,7 @@ class Launcher:
             if tensor.is_cuda:
                 tensor.record_stream(stream)
 
-    def knows(self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool) -> bool:
+    def is_admitted(self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool) -> bool:
         """True if these arguments differ from the admitted ones in addresses at most."""
         pair = type(kv) is tuple and len(kv) == 2
         if self._form != (pair, out is None, lse is None, return_lse):
@@ -191,12 +191,12 @@ class Launcher:
             tensors = (*tensors, lse)
         return self._same(*tensors)
 
-    def start(self, run: Run, told: MaxScores | None) -> Result:
+    def start(self, run: Run, max_scores: MaxScores | None) -> Result:
         """Check tensors fully and launch, with copies of tensors that the kernel cannot reach.
 
         Args:
             run: tensors that need not be admitted yet; this call admits them.
-            told: where to write the largest scores, or None; the run after it is checked fully.
+            max_scores: where to write them, or None; the run after it is checked fully.
 
         Raises:
             WrongDType, WrongDevice, WrongShape, WrongStride, IndexOutOfRange: a wrong tensor.
@@ -207,15 +207,15 @@ class Launcher:
         reaches = not self._obstacles(run)
         if reaches:
             self._admit(run, strides)
-        if told is not None:
-            return self._launch_telling(run, told, reaches)
+        if max_scores is not None:
+            return self._launch_with_max_scores(run, max_scores, reaches)
         if reaches:
             return self.launch(*run)
         self._check_apart(run)
         return self._launch_copies(run)
 
     def _admit(self, run: Run, strides: tuple[int, ...]) -> None:
-        """Write the strides of checked tensors, so that `knows` accepts tensors like them."""
+        """Write the strides of checked tensors, so that `is_admitted` accepts tensors like them."""
         q, kv, out, lse = run.q, run.kv, run.out, run.lse
         k, v = pair = key_value(kv)
         self._form = None
@@ -312,7 +312,7 @@ class Launcher:
             read[name] = reachable(read[name], name, each, is_cache)
         kv = (read["k"], read["v"]) if found.keys() & {"k", "v"} else run.kv
         copied = run._replace(q=read["q"], kv=kv, out=target)
-        if not self.knows(*copied[:5]):
+        if not self.is_admitted(*copied[:5]):
             self._admit(copied, self._checked_strides(copied))
         result = self.launch(*copied)
         if out is None or target is out:
@@ -333,20 +333,20 @@ class Launcher:
         }
         return {name: each for name, each in found.items() if each is not None}
 
-    def _launch_telling(self, run: Run, told: MaxScores, reaches: bool) -> Result:
+    def _launch_with_max_scores(self, run: Run, max_scores: MaxScores, reaches: bool) -> Result:
         """Launch so that the largest scores are written, too; with copies unless `reaches`."""
         if not self._only_device and shortcuts.current_device() != self._device.index:
             with torch.cuda.device(self._device):
-                return self._launch_telling(run, told, reaches)
+                return self._launch_with_max_scores(run, max_scores, reaches)
         self._form = None
-        if told.tensor is not None:
-            check_lse(told.tensor, self._geometry, self._batch, "max_scores")
-        if told.tensor is not None or not reaches:
-            self._check_apart(run, told.tensor)
-        if told.tensor is None:
-            told.tensor = self._allocate(self._lse_shape, self._lse_strides, torch.float32)
-        by_axis = row_strides(told.tensor.stride(), self._geometry)
-        self._params.set_max_scores(told.tensor.data_ptr(), by_axis)
+        if max_scores.tensor is not None:
+            check_lse(max_scores.tensor, self._geometry, self._batch, "max_scores")
+        if max_scores.tensor is not None or not reaches:
+            self._check_apart(run, max_scores.tensor)
+        if max_scores.tensor is None:
+            max_scores.tensor = self._allocate(self._lse_shape, self._lse_strides, torch.float32)
+        by_axis = row_strides(max_scores.tensor.stride(), self._geometry)
+        self._params.set_max_scores(max_scores.tensor.data_ptr(), by_axis)
         try:
             return self.launch(*run) if reaches else self._launch_copies(run)
         finally:

@@ -139,7 +139,7 @@ class KeyTransform:
     def may_be_before(self) -> bool:
         return self.obstacle is None and self.way != "fused"
 
-    def told(self, is_before: bool, mean_fused_rows: float) -> str:
+    def explained(self, is_before: bool, mean_fused_rows: float) -> str:
         """Where a plan transforms keys, and why, for `explain()`."""
         rows = f"{mean_fused_rows:.4g} fused query rows per request on average"
         if self.way == ("before" if is_before else "fused"):

@@ -124,7 +124,7 @@ def compiled_run(
     return_lse: bool,
     inputs: Mapping[str, Any],
     learnt: list[torch.Tensor],
-    told: MaxScores | None = None,
+    max_scores: MaxScores | None = None,
 ) -> Result:
     """`AttentionWrapper.run` through its operator.
 
@@ -132,20 +132,20 @@ def compiled_run(
         wrapper: whose run it is.
         q, kv, out, lse, return_lse, inputs: its arguments.
         learnt: values that want a gradient.
-        told: takes the largest scores, if they are wanted.
+        max_scores: takes the largest scores, if they are wanted.
     """
     if wrapper.recorded:
         from warploom.runtime.operators.constants import refuse_recorded  # brings in torch._dynamo
 
         refuse_recorded(wrapper.recorded[0])
     k, v = kv if isinstance(kv, (tuple, list)) else (kv[:, 0], kv[:, 1])
-    wanted = return_lse or lse is not None, told is not None
+    wanted = return_lse or lse is not None, max_scores is not None
     o, sums, tops = run_op(q, k, v, *_pack(inputs), wrapper.handle, *wanted, learnt)
     _refuse_unlike("out", out, o)
     _refuse_unlike("lse", lse, sums)
-    if told is not None:
-        _refuse_unlike("max_scores", told.tensor, tops)
-        told.put(tops)
+    if max_scores is not None:
+        _refuse_unlike("max_scores", max_scores.tensor, tops)
+        max_scores.put(tops)
     return results(o, sums, out, lse, return_lse)
 
 

@@ -27,7 +27,7 @@ from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.model.bounds import INT32_MAX, Bounds
 from warploom.scheduler.model.cost import PIECE
 from warploom.scheduler.model.layout import Records
-from warploom.scheduler.model.problem import Problem, share_keys
+from warploom.scheduler.model.problem import Problem, tiles_share_keys
 from warploom.scheduler.model.roles import FIRST, Role, RolePrices
 from warploom.scheduler.model.visibility import Visibility
 from warploom.scheduler.partition.fixed import ChunkCounts
@@ -107,16 +107,16 @@ class Rules:
             return self._kernels.given(options.tile)
         if not (options.fixed_tile or options.batch_invariant):
             return None
-        rows, items, keys = INVARIANT_ROWS, None, None
-        if bounds is not None:
-            mixed = self._mixed_within(bounds)
-            if mixed is not None:
-                return as_fixed(mixed)
-            mean = bounds.max_q_rows / max(1, bounds.segments)
-            rows = max(1.0, mean) * self.heads.group_size  # at least one row per request
-            items = bounds.segments * self.heads.num_kv
-            keys = bounds.max_kv_len
-        return as_fixed(self._kernels.choose(rows, items, keys))
+        if bounds is None:
+            return as_fixed(self._kernels.choose(INVARIANT_ROWS, None, None))
+        return as_fixed(self._mixed_within(bounds) or self._one_tile_within(bounds))
+
+    def _one_tile_within(self, bounds: Bounds) -> TileChoice:
+        """The tile for batches of the largest size and mean length within bounds."""
+        mean = bounds.max_q_rows / max(1, bounds.segments)
+        rows = max(1.0, mean) * self.heads.group_size  # at least one row per request
+        items = bounds.segments * self.heads.num_kv
+        return self._kernels.choose(rows, items, bounds.max_kv_len)
 
     def _mixed_within(self, bounds: Bounds) -> TileChoice | None:
         """The kernel of two roles that all batches within bounds get; None if they get one tile."""
@@ -250,40 +250,42 @@ class Rules:
         """CTAs that may get work."""
         return min(self.options.sm_limit or kernel.num_ctas, kernel.num_ctas)
 
-    def uses_stream_k(self, batch: Batch, tile: TileConfig) -> bool:
-        """True if segments have few tiles, or if there are few tiles for the GPU's SMs.
+    def assigns_longest_first(self, batch: Batch, tile: TileConfig) -> bool:
+        """Whether tiles are assigned longest first; else a Stream-K partition cuts lines of them.
 
-        With two roles, if bits may depend on the batch: True if the device plans, since a device
-        planner deals no prefills (decision 0062).
+        With two roles: whether prefills may be dealt (`Problem.may_deal`), as hosts do. A device
+        leaves all on lines, since dealing has little for its threads to do side by side.
 
-        The order of tiles that share keys matters to the cache, so long prefills are assigned
+        With one tile: False if segments have few tiles, or if there are few tiles for the GPU's
+        SMs. The order of tiles that share keys matters to the cache, so long prefills are assigned
         longest first, section by section; for decoding and appending a Stream-K partition is as
         good, and a device can make it. With at most half as many tiles as SMs every tile is cut,
         and the Stream-K partition cuts equal tiles of the same keys at the same places, so that all
         of them find the keys in the cache.
         """
         if self.options.batch_invariant:
-            return False
+            return True  # chunks of fixed size
         if tile.decode is not None:
-            return isinstance(batch, OnDevice)
-        segments = batch.sizes.num_segments
+            return not isinstance(batch, OnDevice)
+        return self._tiles_share_keys(batch, tile) and self._has_many_tiles(batch, tile)
+
+    def _tiles_share_keys(self, batch: Batch, tile: TileConfig) -> bool:
         fused = batch.sizes.segment_rows * self.heads.group_size
-        if not share_keys(fused, tile.rows, segments):
-            return True
+        return tiles_share_keys(fused, tile.rows, batch.sizes.num_segments)
+
+    def _has_many_tiles(self, batch: Batch, tile: TileConfig) -> bool:
+        """Whether there are more tiles than half of the SMs that may get work; true on a CPU."""
         if self.device.type != "cuda":
-            return False
-        sms = cuda_facts(self.device.index).num_sms
-        tiles = (fused // tile.rows + segments) * self.heads.num_kv
-        return 2 * tiles <= min(self.options.sm_limit or sms, sms)
+            return True
+        sizes, sms = batch.sizes, cuda_facts(self.device.index).num_sms
+        of_head = sizes.segment_rows * self.heads.group_size // tile.rows + sizes.num_segments
+        return 2 * of_head * self.heads.num_kv > min(self.options.sm_limit or sms, sms)
 
     def _section_keys(self, batch: Batch, tile: TileConfig) -> int | None:
         """Keys of one head that half of the L2 holds, if several tiles read the same; else None."""
-        if tile.of_roles:
+        if tile.of_roles or not self._tiles_share_keys(batch, tile):
             return None
-        rows = batch.sizes.segment_rows * self.heads.group_size
-        if not share_keys(rows, tile.rows, batch.sizes.num_segments):
-            return None
-        return None if self.uses_stream_k(batch, tile) else self.cached_keys
+        return self.cached_keys if self.assigns_longest_first(batch, tile) else None
 
     @cached_property
     def cached_keys(self) -> int | None:
@@ -317,8 +319,8 @@ class Rules:
             self.problem(batch.segments, kernel, visibility),
             split_size=self._split_size,
             section_keys=self._section_keys(batch, tile),
-            stream_k=self.uses_stream_k(batch, tile),
         )
+        problem = problem.assigned(self.assigns_longest_first(batch, tile))
         return make_plan(problem, batch.indices), visibility
 
     def problem(self, segments: Records, kernel: Kernel, visibility: Visibility) -> Problem:
@@ -343,7 +345,8 @@ class Rules:
         tiles = sharing * found.prefill, sharing * found.decode
         saturating = min(INT32_MAX, sharing * found.saturating)
         roles = roles_of_tile(tile)
-        return RolePrices.of_tiles(roles, tiles, saturating, self.cached_keys, found.is_known)
+        may_deal = found.may_deal_beside_decodes
+        return RolePrices.of_tiles(roles, tiles, saturating, self.cached_keys, may_deal)
 
     def check_of(self, arrays: Arrays) -> Check:
         """The check for a plan of this batch."""
@@ -357,7 +360,7 @@ def may_be_longest_first(tile: TileConfig, options: Options, group_size: int) ->
         return False
     if bounds is None:
         return True
-    return share_keys(bounds.max_q_rows * group_size, tile.rows, 1)  # for a single segment
+    return tiles_share_keys(bounds.max_q_rows * group_size, tile.rows, 1)  # for a single segment
 
 
 def planner_kinds(

@@ -138,7 +138,7 @@ def described(plan: Plan, by: str) -> str:
         f"{problem.group_size}, "
         f"tiles of {tiles}, {problem.active_ctas} of {problem.num_ctas} CTAs, "
         f"split_size={problem.split_size}, stream_k={problem.stream_k}, "
-        f"piece_keys={problem.piece_keys}, prices={problem.prices}; "
+        f"may_deal={problem.may_deal}, piece_keys={problem.piece_keys}, prices={problem.prices}; "
         f"segments: {'; '.join(lengths)}"
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from warploom.codegen.build import build
 from warploom.codegen.compilers.hostcc import host_target
-from warploom.codegen.planner_source import AGAIN, MEASURE, ROLE_TILES, PlannerSpec
+from warploom.codegen.planner_source import MEASURE, REPLAN, ROLE_TILES, PlannerSpec
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.limits import MAX_LENGTH
 from warploom.dsl.types.spec import TracedVariant
@@ -19,8 +19,8 @@ from warploom.runtime.formats import format_of
 from warploom.runtime.formats.batch import Arguments, Measured, RoleSizes, RoleTiles, Sizes
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.planning.visibility import Heads
-from warploom.runtime.strategies.again import Again
 from warploom.runtime.strategies.planner_params import PlannerParams
+from warploom.runtime.strategies.replan import ReplanGuard
 from warploom.runtime.strategies.site import Site
 from warploom.runtime.tensors.index_arrays import IndexArrays, IndexReader
 from warploom.scheduler.model.bounds import INT32_MAX, Bounds
@@ -28,7 +28,7 @@ from warploom.scheduler.model.layout import c_structs
 
 _ANY = Bounds(MAX_LENGTH, MAX_LENGTH, MAX_LENGTH, INT32_MAX)
 _MEASURE = struct.Struct("=7i")  # warploom::Measure
-_ANOTHER, _UNSENT = -1, -2  # warploom::Left
+_REFUSED, _UNSENT = -1, -2  # warploom::ReplanStatus
 _CHANGED = "a batch changed while it was planned"
 _ROLE_TILES = struct.Struct("=2q")  # warploom::RoleTiles
 
@@ -69,8 +69,8 @@ class HostPlanner:
         self._plan = library[artifact.entry]
         self._measure = library[MEASURE]
         self._count_roles = library[ROLE_TILES]
-        self._plan_again = library[AGAIN]
-        entries = self._plan, self._measure, self._count_roles, self._plan_again
+        self._replan = library[REPLAN]
+        entries = self._plan, self._measure, self._count_roles, self._replan
         for entry, arguments in zip(entries, (2, 2, 3, 5), strict=True):
             entry.argtypes = (ctypes.c_void_p,) * arguments
         self._format = stored = format_of(kv_format)
@@ -118,8 +118,8 @@ class HostPlanner:
         arrays = self._arrays(given)
         return None if arrays is None else self.reader.known(*arrays)
 
-    def again(
-        self, lengths: IndexArrays, like: Again, delivery: int
+    def replan(
+        self, lengths: IndexArrays, guard: ReplanGuard, delivery: int
     ) -> tuple[Measured, bool] | None:
         """Measure a batch, plan it like the last one, and send the plan.
 
@@ -127,7 +127,7 @@ class HostPlanner:
 
         Args:
             lengths: lengths that `known` returned.
-            like: which batches are planned this way; inputs are unchanged.
+            guard: which batches are planned this way; inputs are unchanged.
             delivery: result of `Upload.delivery`.
 
         Returns:
@@ -138,11 +138,11 @@ class HostPlanner:
         """
         if not self._point_to(lengths):
             return None
-        assert like.size_class.site is self._written  # see `plan`
-        status = self._plan_again(
-            self.params.address, like.address, self._found_at, self._scratch_at, delivery
+        assert guard.size_class.site is self._written  # see `plan`
+        status = self._replan(
+            self.params.address, guard.address, self._found_at, self._scratch_at, delivery
         )
-        if status == _ANOTHER:
+        if status == _REFUSED:
             return None
         if status not in (0, _UNSENT):
             raise RuntimeError(_CHANGED)
@@ -166,7 +166,7 @@ class HostPlanner:
 
     def count(self, lengths: IndexArrays, inputs: Inputs, sizes: RoleSizes) -> RoleTiles | None:
         """Key tiles of both roles in measured lengths; None if the mask reads unknown values."""
-        if not self.knows(inputs):
+        if not self.has_mask_inputs(inputs):
             return None
         self.take(lengths, self._bounds)
         self._write_inputs(inputs)
@@ -208,7 +208,7 @@ class HostPlanner:
         self._bounds, self._largest, self._lengths = bounds, bounds or _ANY, None
         self._most_requests = min(self._largest.max_requests, self._largest.segments)
 
-    def knows(self, inputs: Inputs) -> bool:
+    def has_mask_inputs(self, inputs: Inputs) -> bool:
         """True if the host knows all values that the mask reads."""
         needed = self.params.inputs
         return not needed or needed.issubset((*inputs.scalars, *inputs.known))

@@ -10,8 +10,8 @@ from warploom.logs import log
 from warploom.runtime.formats.batch import Arguments, Batch, Measured, RoleSizes, RoleTiles
 from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.planning.rules import planner_kinds
-from warploom.runtime.strategies.again import Again
 from warploom.runtime.strategies.host_planner import HostPlanner
+from warploom.runtime.strategies.replan import ReplanGuard
 from warploom.runtime.strategies.size_classes import SizeClass, SizeClasses, Values, values_of
 from warploom.runtime.strategies.strategy import Planned
 
@@ -28,11 +28,11 @@ class HostStrategy:
         self._may_be = options.may_plan_natively
         self._planners: dict[tuple[bool, bool], HostPlanner | None] = {}
         self._last: HostPlanner | None = None  # also measures: the next batch is mostly alike
-        self._before: Again | None = None  # limits for batches like the last one planned here
-        # The same limits, with the input values of that plan. Set only if no other strategy has
+        self._guard: ReplanGuard | None = None  # of the last batch that was planned here
+        # The same guard, with the input values of that plan. Set only if no other strategy has
         # planned since and that batch was like the one before it: where batches differ, trying
         # costs half of what it saves where they are alike.
-        self._again: tuple[Again, Values] | None = None
+        self._steady: tuple[ReplanGuard, Values] | None = None
 
     def _found(self) -> HostPlanner | None:
         """The current planner, made when first needed; None if it cannot be built."""
@@ -67,25 +67,25 @@ class HostStrategy:
         for kind in sorted(planner_kinds(tiles, rules.options, group_size)):
             self._of(*kind)
 
-    def again(self, given: Arguments) -> Planned | None:
+    def replan(self, given: Arguments) -> Planned | None:
         """Plan a batch like the last one, if this strategy planned the last one; else None.
 
         Args:
             given: the arguments of `plan`; inputs have the same values as for the last plan.
         """
         planner, classes = self._last, self._classes
-        if self._again is None or planner is None or given.q_rows is not None:
+        if self._steady is None or planner is None or given.q_rows is not None:
             return None
-        again, values = self._again
-        size_class, memory = again.size_class, classes.memory
-        lengths, target = planner.known(given), memory.workspace.again(size_class.size)
-        if lengths is None or target is None or not again.address:
+        guard, values = self._steady
+        size_class, memory = guard.size_class, classes.memory
+        lengths, target = planner.known(given), memory.workspace.ready_plan_ints(size_class.size)
+        if lengths is None or target is None or not guard.address:
             return None
         delivery = memory.upload.delivery(target, lengths.staying)
         if delivery is None:
             return None
         memory.number += 1  # first: an interrupt may come before all is written
-        found = planner.again(lengths, again, delivery)
+        found = planner.replan(lengths, guard, delivery)
         if found is None:
             memory.number -= 1
             return None
@@ -95,8 +95,8 @@ class HostStrategy:
         return classes.made(batch, size_class, values, _BY)
 
     def forget(self) -> None:
-        """Disable `again` until the next plan, since another strategy may plan in between."""
-        self._again = None
+        """Disable `replan` until the next plan, since another strategy may plan in between."""
+        self._steady = None
 
     def read(self, given: Arguments) -> Measured | None:
         planner = self._last or self._found()
@@ -114,12 +114,12 @@ class HostStrategy:
         classes, memory, last = self._classes, self._classes.memory, self._last
         if last is None or not isinstance(batch, Measured):
             return None
-        if not last.knows(inputs):
+        if not last.has_mask_inputs(inputs):
             return None
         size_class = classes.of(batch, choice)
-        if not size_class.site.is_counted:
+        if not size_class.site.is_in_range:
             return None
-        planner = self._of(size_class.has_roles, size_class.lists is not None)
+        planner = self._of(size_class.has_roles, size_class.longest_first is not None)
         if planner is None:
             return None
         if planner is not last:
@@ -130,10 +130,10 @@ class HostStrategy:
         stage = memory.upload.stage(memory.workspace.plan_ints)
         planner.plan(inputs, size_class.site, stage.address)
         self._send(batch, size_class)
-        now, before = Again(classes.rules, size_class, batch.sizes), self._before
-        self._before, self._again = now, None
+        now, before = ReplanGuard(classes.rules, size_class, batch.sizes), self._guard
+        self._guard, self._steady = now, None
         if now.repeats(before):
-            self._again = now, values_of(inputs)
+            self._steady = now, values_of(inputs)
         return classes.planned(batch, size_class, inputs, _BY)
 
     def _send(self, batch: Measured, size_class: SizeClass) -> None:

@@ -70,13 +70,13 @@ class Planner:
         self._numpy = NumpyStrategy(rules, kernels, memory)
         self._strategies = DeviceStrategy(classes), HostStrategy(classes), self._numpy
 
-    def again(self, given: Arguments) -> Planned | None:
+    def replan(self, given: Arguments) -> Planned | None:
         """Plan a batch like the last one in few calls; None if it differs: `read` and `plan` it.
 
         Args:
             given: the arguments of `plan`; inputs have the same values as for the last plan.
         """
-        return self._strategies[1].again(given)
+        return self._strategies[1].replan(given)
 
     def read(self, given: Arguments) -> Batch:
         """Check the arguments of `plan` and bring them into the form of a suitable strategy.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from warploom.codegen.planner_source import (
     DEAL_SITE,
@@ -31,8 +32,12 @@ from warploom.scheduler.model.problem import (
 )
 from warploom.scheduler.model.roles import MOST_CTAS, PER_IDLE_PREFILL, SLICES, RolePrices
 from warploom.scheduler.partition.balance import TRIED
-from warploom.scheduler.partition.dealt_prefills import FEWEST_DEALERS, MOST_DEALT, SMALLEST_GROUP
-from warploom.scheduler.partition.role_lists import DECODES_SHARED, SHARED
+from warploom.scheduler.partition.dealt_prefills import (
+    FEWEST_DEALERS,
+    MOST_DEALT_PER_CTA,
+    SMALLEST_GROUP,
+)
+from warploom.scheduler.partition.role_lists import PER_SHARED_DECODE, PER_SHARED_PREFILL
 from warploom.scheduler.partition.stream_k import FEW, IDLE, SNAP, Grid
 from warploom.scheduler.plans.capacity import Capacity
 
@@ -42,8 +47,8 @@ _MOST_SECTIONS = 2**31  # limit of sections, whose number `sort_by_section` pack
 
 
 @dataclass(frozen=True)
-class Lists:
-    """Parameters of assigning tiles longest first.
+class LongestFirst:
+    """Parameters of assigning tiles longest first, as hosts do; prefills of two roles may be dealt.
 
     Attributes:
         piece_keys: cost of a partial result, in keys.
@@ -67,7 +72,7 @@ class Site:
         slices: slices of a line, one per CTA; with two roles, two per active CTA, by which a device
             planner gets its number of threads.
         scratch: bytes of scratch memory of a planner.
-        is_counted: numbers of CTAs and loads are within the range of compiled planners.
+        is_in_range: numbers of CTAs and loads are within the range of compiled planners.
     """
 
     room: Capacity
@@ -76,7 +81,7 @@ class Site:
     max_tiles: int
     slices: int
     scratch: int
-    is_counted: bool
+    is_in_range: bool
 
     @classmethod
     def of(
@@ -87,18 +92,19 @@ class Site:
         room: Capacity,
         active_ctas: int,
         prices: RolePrices | None = None,
-        lists: Lists | None = None,
+        longest_first: LongestFirst | None = None,
     ) -> Site:
         """The site of a format with a `native_storage`, heads, and the tile of a kernel.
 
-        Tiles of two roles need prices. Without `lists` Stream-K cuts lines of items.
+        Tiles of two roles need prices. Without `longest_first` Stream-K cuts lines of items, also
+        of prefills: none are dealt.
         """
         storage, bounds = format_of(kv_format).native_storage, room.bounds
         assert storage is not None  # other formats have no native planner
         grid = Grid.of(active_ctas, heads.num_kv)
-        cost = CostModel.for_stream_k(tile.rows, tile.keys)
-        if lists is not None and tile.decode is None:
-            cost = CostModel.of(tile.rows, tile.keys, lists.piece_keys)
+        cost = CostModel.for_stream_k(tile.rows, tile.keys)  # with two roles: of prefills on a line
+        if longest_first is not None and tile.decode is None:
+            cost = CostModel.of(tile.rows, tile.keys, longest_first.piece_keys)
         tiles = bounds.max_q_rows * heads.group_size // tile.rows + bounds.max_requests
         numbers = _in_order(
             SITE, storage=storage, page_size=kv_format.block_kv, max_requests=bounds.max_requests,
@@ -110,17 +116,13 @@ class Site:
         work = _Work(bounds, heads, tiles, room.num_ctas, active_ctas)
         if tile.decode is not None:
             assert prices is not None
-            more, scratch, is_counted = _of_roles(work, tile, prices, lists)
-            slices = 2 * active_ctas
-        elif lists is not None:
-            more = active_ctas, *_level_numbers(lists.cached_keys)
-            sizes = heads.num_kv, room.num_ctas
-            scratch = list_scratch_bytes(tiles, bounds.max_requests, grid.slices, *sizes)
-            slices, is_counted = grid.slices, work.fits_queue(cost, tile, lists.cached_keys)
+            own = _of_roles(work, tile, prices, longest_first)
+        elif longest_first is not None:
+            own = _of_longest_first(work, tile, cost, longest_first)
         else:
-            more, scratch = (), scratch_bytes(tiles, bounds.max_requests, grid.slices)
-            slices, is_counted = grid.slices, work.fits_line(work.longest(cost, tile))
-        return cls(room, active_ctas, (*numbers, *more), tiles, slices, scratch, is_counted)
+            own = _of_stream_k(work, tile, cost)
+        numbers += own.numbers
+        return cls(room, active_ctas, numbers, tiles, own.slices, own.scratch, own.is_in_range)
 
     @cached_property
     def _at(self) -> dict[int, tuple[int, ...]]:
@@ -140,6 +142,7 @@ def _in_order(fields: Sequence[tuple[str, str]], **numbers: int) -> tuple[int, .
 
 
 def _role_numbers(tile: TileConfig, active_ctas: int, prices: RolePrices) -> tuple[int, ...]:
+    """Of ROLE_SITE."""
     decode = tile.decode
     assert decode is not None  # it has two roles
     cost = CostModel.for_stream_k(decode.rows, decode.keys)
@@ -149,26 +152,28 @@ def _role_numbers(tile: TileConfig, active_ctas: int, prices: RolePrices) -> tup
         decode_fixed=cost.fixed, decode_per_tile=cost.per_tile, decode_grain=cost.grain,
         decode_partial=cost.partial, prefill_price=prefill_price, decode_price=decode_price,
         saturating=prices.saturating, per_idle_prefill=PER_IDLE_PREFILL,
-        per_shared_prefill=SHARED,
+        per_shared_prefill=PER_SHARED_PREFILL,
         shortest_cut=prices.cut_tiles(tile.keys), per_idle_cta=IDLE,
-        per_shared_decode=DECODES_SHARED, decode_claim=prices.least_claim(cost, decode.keys),
+        per_shared_decode=PER_SHARED_DECODE, decode_claim=prices.least_claim(cost, decode.keys),
         cached_keys=prices.cached_keys or 0,
     )  # fmt: skip
 
 
 def _level_numbers(cached_keys: int | None) -> tuple[int, ...]:
+    """Of LEVEL_SITE."""
     return _in_order(
         LEVEL_SITE, section_keys=cached_keys or 0, sharing_tiles=SHARING_TILES,
         tolerance=TOLERANCE, worth_cutting=WORTH_CUTTING, worth_saving=WORTH_SAVING, tried=TRIED,
     )  # fmt: skip
 
 
-def _deal_numbers(tile: TileConfig, piece_keys: int, prices: RolePrices) -> tuple[int, ...]:
-    most_dealt = MOST_DEALT if prices.deals else 0
-    cost = CostModel.of(tile.rows, tile.keys, piece_keys)
+def _deal_numbers(cost: CostModel, prices: RolePrices) -> tuple[int, ...]:
+    """Of DEAL_SITE; `cost` is by which prefills are dealt."""
+    most_dealt_per_cta = MOST_DEALT_PER_CTA if prices.may_deal_beside_decodes else 0
     return _in_order(
-        DEAL_SITE, dealt_fixed=cost.fixed, dealt_per_tile=cost.per_tile, dealt_grain=cost.grain,
-        dealt_partial=cost.partial, most_dealt=most_dealt, fewest_dealers=FEWEST_DEALERS,
+        DEAL_SITE, deal_cost_fixed=cost.fixed, deal_cost_per_tile=cost.per_tile,
+        deal_cost_grain=cost.grain, deal_cost_partial=cost.partial,
+        most_dealt_per_cta=most_dealt_per_cta, fewest_dealers=FEWEST_DEALERS,
         smallest_group=SMALLEST_GROUP,
     )  # fmt: skip
 
@@ -186,6 +191,11 @@ class _Work:
     @property
     def items(self) -> int:
         return self.max_tiles * self.heads.num_kv
+
+    @property
+    def slices(self) -> int:
+        """Slices of a line with one role."""
+        return Grid.of(self.active_ctas, self.heads.num_kv).slices
 
     def longest(self, cost: CostModel, tile: TileConfig) -> int:
         """Cost of the longest item."""
@@ -206,22 +216,57 @@ class _Work:
         )
 
 
+class _OfKind(NamedTuple):
+    """What a site has of its own for a kind of planner; see `Site`.
+
+    Attributes:
+        numbers: behind those of `SITE`.
+        scratch, slices, is_in_range: the site's.
+    """
+
+    numbers: tuple[int, ...]
+    scratch: int
+    slices: int
+    is_in_range: bool
+
+
+def _of_stream_k(work: _Work, tile: TileConfig, cost: CostModel) -> _OfKind:
+    """Of one role, whose lines are cut."""
+    slices = work.slices
+    scratch = scratch_bytes(work.max_tiles, work.bounds.max_requests, slices)
+    return _OfKind((), scratch, slices, work.fits_line(work.longest(cost, tile)))
+
+
+def _of_longest_first(
+    work: _Work, tile: TileConfig, cost: CostModel, longest_first: LongestFirst
+) -> _OfKind:
+    """Of one role, whose tiles are dealt."""
+    slices, cached_keys = work.slices, longest_first.cached_keys
+    sizes = work.max_tiles, work.bounds.max_requests, slices, work.heads.num_kv, work.num_ctas
+    numbers = work.active_ctas, *_level_numbers(cached_keys)
+    is_in_range = work.fits_queue(cost, tile, cached_keys)
+    return _OfKind(numbers, list_scratch_bytes(*sizes), slices, is_in_range)
+
+
 def _of_roles(
-    work: _Work, tile: TileConfig, prices: RolePrices, lists: Lists | None
-) -> tuple[tuple[int, ...], int, bool]:
-    """Numbers and scratch bytes of a planner of two roles, and whether all work is in its range."""
-    bounds = work.bounds
+    work: _Work, tile: TileConfig, prices: RolePrices, longest_first: LongestFirst | None
+) -> _OfKind:
+    """Of two roles, whose lines are cut; with `longest_first` prefills may be dealt instead."""
+    bounds, slices = work.bounds, 2 * work.active_ctas
     numbers = _role_numbers(tile, work.active_ctas, prices)
     scratch = role_scratch_bytes(work.max_tiles, bounds.max_requests, work.active_ctas, SLICES)
-    is_counted = work.fits_line(_longest_price(tile, prices, bounds.max_kv_len))
-    is_counted = is_counted and max(prices.units) <= INT32_MAX  # planners take them as int
-    if lists is None:
-        return numbers, scratch, is_counted
-    cost = CostModel.of(tile.rows, tile.keys, lists.piece_keys)
-    numbers += (*_level_numbers(prices.cached_keys), *_deal_numbers(tile, lists.piece_keys, prices))
-    sizes = work.max_tiles, bounds.max_requests, work.heads.num_kv, work.num_ctas
-    is_counted = is_counted and work.fits_queue(cost, tile, prices.cached_keys)
-    return numbers, scratch + deal_scratch_bytes(*sizes), is_counted
+    is_in_range = work.fits_line(_longest_price(tile, prices, bounds.max_kv_len))
+    is_in_range = is_in_range and max(prices.units) <= INT32_MAX  # planners take them as int
+    if longest_first is None:
+        return _OfKind(numbers, scratch, slices, is_in_range)
+    cost = CostModel.of(tile.rows, tile.keys, longest_first.piece_keys)
+    numbers += _level_numbers(prices.cached_keys)
+    numbers += _deal_numbers(cost, prices)
+    scratch += deal_scratch_bytes(
+        work.max_tiles, bounds.max_requests, work.heads.num_kv, work.num_ctas
+    )
+    is_in_range = is_in_range and work.fits_queue(cost, tile, prices.cached_keys)
+    return _OfKind(numbers, scratch, slices, is_in_range)
 
 
 def _longest_price(tile: TileConfig, prices: RolePrices, max_kv_len: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
@@ -26,7 +26,7 @@ from warploom.runtime.planning.verify_plans import (
     holds_plan_of,
     verify_planned,
 )
-from warploom.runtime.strategies.site import Lists, Site
+from warploom.runtime.strategies.site import LongestFirst, Site
 from warploom.runtime.strategies.strategy import Planned, Read
 from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.plans.capacity import WorkspaceSize
@@ -46,14 +46,14 @@ class SizeClass:
         kernel: the kernel of this tile.
         site: layout and constants of the plans.
         size: size of the workspace.
-        lists: how tiles are assigned longest first; None: the Stream-K partition.
+        longest_first: how tiles are assigned; None: the Stream-K partition.
     """
 
     choice: TileChoice
     kernel: Kernel
     site: Site
     size: WorkspaceSize
-    lists: Lists | None = None
+    longest_first: LongestFirst | None = None
 
     @cached_property
     def has_roles(self) -> bool:
@@ -110,14 +110,14 @@ class SizeClasses:
     def of(self, batch: Measured | OnDevice, choice: TileChoice) -> SizeClass:
         """The size class of a batch with a tile, made if there is none."""
         rules, declared = self.rules, self.rules.options.bounds
-        stream_k = rules.uses_stream_k(batch, choice.tile)
-        key = id(choice), stream_k  # size classes keep choices alive, so ids are unique
+        longest_first = rules.assigns_longest_first(batch, choice.tile)
+        key = id(choice), longest_first  # size classes keep choices alive, so ids are unique
         found = self._of_choices.get(key, [])
         for size_class in found:
             if size_class.suits(batch, choice, declared):
                 break
         else:
-            size_class = self._made(batch, choice, stream_k)
+            size_class = self._made(batch, choice, longest_first)
             if not found and len(self._of_choices) >= _KEPT:
                 self._of_choices.clear()
         if not found or found[0] is not size_class:  # the last plan's class comes first
@@ -126,15 +126,19 @@ class SizeClasses:
         self._last = size_class
         return size_class
 
-    def _made(self, batch: Measured | OnDevice, choice: TileChoice, stream_k: bool) -> SizeClass:
+    def _made(
+        self, batch: Measured | OnDevice, choice: TileChoice, is_longest_first: bool
+    ) -> SizeClass:
         rules, kernel = self.rules, self._kernels.get(choice)
         room, size = self.memory.fit(batch.least_bounds, kernel)
-        lists = None if stream_k else Lists(rules.piece_keys, rules.cached_keys)
+        longest_first = None
+        if is_longest_first:
+            longest_first = LongestFirst(rules.piece_keys, rules.cached_keys)
         site = Site.of(
             rules.spec.kv_format, rules.heads, kernel.tile, room, rules.active_ctas(kernel),
-            rules.prices(kernel), lists,
+            rules.prices(kernel), longest_first,
         )  # fmt: skip
-        return SizeClass(choice, kernel, site, size, lists)
+        return SizeClass(choice, kernel, site, size, longest_first)
 
     def planned(
         self, batch: Measured | OnDevice, size_class: SizeClass, inputs: Inputs, by: str
@@ -212,7 +216,7 @@ class SizeClasses:
         packed, arrays = self._unpacked(size_class, number, captured)
         visibility = self.rules.visibility(arrays, scalars, known)
         problem = self.rules.problem(arrays.segments, size_class.kernel, visibility)
-        problem = replace(problem, stream_k=size_class.lists is None)
+        problem = problem.assigned(size_class.longest_first is not None)
         plan = unpack(packed, size_class.site.room, problem, arrays.indices)
         return Read(plan, visibility, arrays)
 

@@ -138,11 +138,11 @@ def _types(spec: AttentionSpec) -> str:
 
 def _scalars(values: Mapping[str, int | float]) -> dict[str, object]:
     """Values of scalars that the wrapper holds, whichever call set them."""
-    told = (
+    shown = (
         f"{name} = {value if isinstance(value, int) else format(value, '.6g')}"
         for name, value in values.items()
     )
-    return {"scalars": ", ".join(told)} if values else {}
+    return {"scalars": ", ".join(shown)} if values else {}
 
 
 def _where(wrapper: Explained) -> str:
@@ -212,7 +212,7 @@ def _keys(wrapper: Explained, planned: Planned, program: Program) -> dict[str, o
     if "key_transform" not in wrapper.spec.variant.hooks or wrapper.backend != "cuda":
         return {}
     rows = planned.batch.sizes.busy_rows * wrapper.heads.group_size
-    return {"keys are transformed": wrapper.key_transform.told(bool(program.before), rows)}
+    return {"keys are transformed": wrapper.key_transform.explained(bool(program.before), rows)}
 
 
 def _weighed(choice: TileChoice) -> dict[str, object]:
@@ -279,8 +279,8 @@ def _balance(plan: Plan, part: str) -> str:
     able = min(len(plan.items), limit)
     if able == 0:
         return "no work"
-    told = f"longest {part} {plan.balance * able / limit:.2f} x mean"
-    return told if able == limit else f"{told} of {able}, as many as there are work items"
+    longest = f"longest {part} {plan.balance * able / limit:.2f} x mean"
+    return longest if able == limit else f"{longest} of {able}, as many as there are work items"
 
 
 def _part(planned: Planned) -> str:
@@ -293,7 +293,7 @@ def _assigned(plan: Plan) -> str:
         way = "longest first"
         if plan.problem.split_size is None:
             way = "by a Stream-K partition"
-            if not (plan.problem.stream_k or isinstance(plan, ComposedPlan)):
+            if plan.problem.may_deal:
                 way = f"prefills longest first where they are few or alone, else {way}"
         return f"{way}: the tile has two roles"
     return "by a Stream-K partition: few query tiles" if plan.problem.stream_k else "longest first"
@@ -364,5 +364,5 @@ def _memory(planned: Planned) -> dict[str, object]:
         "times": size.stamps_bytes,
     }  # fmt: skip
     parts["padding"] = size.total - sum(parts.values())
-    told = ", ".join(f"{name} {size:,}" for name, size in parts.items() if size)
-    return {"workspace": f"{size.total:,} B: {told}"}
+    sizes = ", ".join(f"{name} {size:,}" for name, size in parts.items() if size)
+    return {"workspace": f"{size.total:,} B: {sizes}"}

@@ -147,7 +147,7 @@ class Planning(Uncopied, Shown):
             self._begin_plan()
             given = Arguments(qo_indptr, kv_indptr, kv_indices, last_page_len, kv_lens, q_rows)
             is_plain = self._asks_planner_alone and not inputs and not is_watched()
-            if not is_plain or not self._plan_again(given):
+            if not is_plain or not self._replan(given):
                 self._plan_anew(given, inputs)
             self._count()
         except BaseException:
@@ -248,16 +248,16 @@ class Planning(Uncopied, Shown):
         if inputs or not self._asks_planner_alone:
             self._asks_planner_alone = self._nobody_looks()
 
-    def _plan_again(self, given: Arguments) -> bool:
+    def _replan(self, given: Arguments) -> bool:
         """Plan a batch like the last one by a short way; False if the batch is not like it."""
-        planned = self._planner.again(given)
+        planned = self._planner.replan(given)
         if planned is None:
             return False
         assert self._launcher is not None  # a back end that has a planner has a launcher
         if self._planner.verifies:
             self._planner.verify(planned, self._inputs)
         self._inputs.for_batch(planned.batch)
-        self._launcher.planned_again(planned.batch)
+        self._launcher.replanned(planned.batch)
         self.planned, self._batch = planned, planned.batch
         self._is_refused = False
         return True

@@ -62,7 +62,7 @@ class Running(Planning):
         asked = AuxRequest(return_lse)
         if return_aux is not None:
             asked = checked_request(return_aux, return_lse)
-        told = MaxScores(max_scores) if asked.max_scores or max_scores is not None else None
+        wanted = MaxScores(max_scores) if asked.max_scores or max_scores is not None else None
         runner = cast(Runner, self)
         result: Result
         if is_dynamo_compiling():
@@ -70,20 +70,20 @@ class Running(Planning):
             # kept tensors are passed, too, so that torch orders this read with writes to them
             inputs = {**self._inputs.for_runs(), **inputs}
             result = custom_op.compiled_run(
-                runner, q, kv, out, lse, asked.lse, inputs, learnt, told
+                runner, q, kv, out, lse, asked.lse, inputs, learnt, wanted
             )
-        elif told is None:
+        elif wanted is None:
             result = runner.run(q, kv, out=out, lse=lse, return_lse=asked.lse, **inputs)
         else:
             check_is_declared(self.spec)
-            result = self._run_unknown(q, kv, out, lse, asked.lse, inputs, told)
+            result = self._run_unknown(q, kv, out, lse, asked.lse, inputs, wanted)
         if return_aux is None:
             return result
-        return with_aux(result, told if asked.max_scores else None)
+        return with_aux(result, wanted if asked.max_scores else None)
 
     def _run_unknown(
         self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, inputs: dict[str, Any],
-        told: MaxScores | None = None,
+        max_scores: MaxScores | None = None,
     ) -> Result:  # fmt: skip
         """Check all arguments, and call the custom operator if torch must know of the call."""
         self._refuse_absent(q, kv, inputs)
@@ -93,15 +93,15 @@ class Running(Planning):
         if batch is None:
             raise self._not_planned()
         parts = kv if isinstance(kv, (tuple, list)) else (kv,)
-        tops = None if told is None else told.tensor
+        tops = None if max_scores is None else max_scores.tensor
         if needs_operator("run", (q, *parts, out, lse, tops, *inputs.values())):
-            return self._run_operator(q, kv, out, lse, return_lse, inputs, told)
+            return self._run_operator(q, kv, out, lse, return_lse, inputs, max_scores)
         kv = checked_kv(kv, self.kv_format)
         q = as_torch(q, "q")
         out = out if out is None else as_torch(out, "out", shared=True)
         lse = lse if lse is None else as_torch(lse, "lse", shared=True)
-        if told is not None and tops is not None:
-            told.tensor = tops = as_torch(tops, "max_scores", shared=True)
+        if max_scores is not None and tops is not None:
+            max_scores.tensor = tops = as_torch(tops, "max_scores", shared=True)
         learnt, tensors = self._learnt(inputs), (q, *key_value(kv))
         is_traced, wants = torch.compiler.is_compiling(), learnt or custom_op.wanting(tensors)
         if wants and not is_traced:
@@ -109,14 +109,14 @@ class Running(Planning):
             inputs = {name: self._inputs.seen(name, value) for name, value in inputs.items()}
         if wants or is_traced:  # the operator raises NoGradient when a gradient is requested
             return custom_op.compiled_run(
-                cast(Runner, self), q, kv, out, lse, return_lse, inputs, learnt, told
+                cast(Runner, self), q, kv, out, lse, return_lse, inputs, learnt, max_scores
             )
         held = self._guard
         if held.is_mine() or not held.try_enter(False):
             held.wait()
         try:
             with unwatched():
-                return self._admit_and_launch(q, kv, out, lse, return_lse, inputs, told)
+                return self._admit_and_launch(q, kv, out, lse, return_lse, inputs, max_scores)
         finally:
             held.leave()
 
@@ -139,7 +139,7 @@ class Running(Planning):
 
     def _run_operator(
         self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, inputs: dict[str, Any],
-        told: MaxScores | None,
+        max_scores: MaxScores | None,
     ) -> Result:  # fmt: skip
         """Let torch dispatch the call: as an operator in a graph, with fake tensors, ..."""
         if isinstance(kv, (tuple, list)) and len(kv) == 2:
@@ -149,7 +149,7 @@ class Running(Planning):
         inputs = {name: self._inputs.seen(name, value) for name, value in inputs.items()}
         return custom_op.compiled_run(
             cast(Runner, self), as_seen(q, "q"), kv, out, lse, return_lse, inputs,
-            self._learnt(inputs), told,
+            self._learnt(inputs), max_scores,
         )  # fmt: skip
 
     def _admit_and_launch(
@@ -160,7 +160,7 @@ class Running(Planning):
         lse: torch.Tensor | None,
         return_lse: bool,
         inputs: dict[str, Any],
-        told: MaxScores | None,
+        max_scores: MaxScores | None,
     ) -> Result:
         """Run; the calling thread holds the guard, so the plan does not change meanwhile."""
         batch = self._batch
@@ -173,9 +173,9 @@ class Running(Planning):
             if fitting is not batch and self.planned is not None:
                 self._launcher.planned(fitting, self.planned.kernel)
                 self._batch = fitting
-            return self._launcher.start(Run(q, kv, out, lse, return_lse, inputs), told)
+            return self._launcher.start(Run(q, kv, out, lse, return_lse, inputs), max_scores)
         tensors = (q, *key_value(kv))
-        tops = None if told is None else told.tensor
+        tops = None if max_scores is None else max_scores.tensor
         check_results(out, lse, tensors, self._geometry, batch, tops)
         values = unread_values(self._variant, self.spec.variant.unread, self._geometry, batch)
         values |= {**self._inputs.scalars, **self._inputs.tensors}
@@ -187,8 +187,8 @@ class Running(Planning):
         o, sums, found = run_reference(
             self._variant, batch.on_host, self._geometry, tensors, values, self.sm_scale
         )
-        if told is not None:
-            told.put(found)
+        if max_scores is not None:
+            max_scores.put(found)
         if out is None:
             o = new_result(q, self._geometry.head_dim_v).copy_(o)
         return custom_op.results(o, sums * self._lse_scale, out, lse, return_lse)

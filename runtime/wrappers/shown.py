@@ -54,6 +54,6 @@ class Shown:
 
         def __getattr__(self, name: str) -> object:
             kind = type(self).__name__
-            told = f". FlashInfer has it; here, {_FLASHINFER[name]}" if name in _FLASHINFER else ""
-            reason = f"{kind!r} object has no attribute {name!r}{told}"
+            hint = f". FlashInfer has it; here, {_FLASHINFER[name]}" if name in _FLASHINFER else ""
+            reason = f"{kind!r} object has no attribute {name!r}{hint}"
             raise AttributeError(reason, name=name, obj=self)

@@ -331,7 +331,7 @@ class AttentionWrapper(Prefetching):
             launcher = self._launcher
             if (
                 launcher is not None
-                and launcher.knows(q, kv, out, lse, return_lse)
+                and launcher.is_admitted(q, kv, out, lse, return_lse)
                 and not ((inputs or self._inputs.learnt) and self._learnt(inputs))
             ):
                 return launcher.launch(q, kv, out, lse, return_lse, inputs)

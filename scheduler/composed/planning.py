@@ -152,6 +152,7 @@ def make_composed_plan(
         ArgumentError: the batch has more units than a row's code can name, or a tile more rows.
     """
     problem.check()
+    problem = replace(problem, may_deal=False)  # prefills lie on a line
     assert problem.group_size == batch.group_size  # units of both are the same fused rows
     rows = problem.rows
     if not 1 <= rows <= ROW_CODE:

@@ -44,12 +44,14 @@ class Problem:
         section_keys: keys of one head that the device's cache holds; tiles that share keys are then
             run at the same time, see `sections`. None: order by cost alone.
         stream_k: cut the line of all items at multiples of the mean load (`partition.stream_k`)
-            instead of assigning the longest first; excludes `split_size` and `section_keys`. With
-            two roles: always use lines, and never deal prefills (`partition.dealt_prefills`).
+            instead of assigning the longest first; excludes `split_size`, `section_keys` and two
+            roles.
         smaller: the second role, for segments whose rows its tile holds; see `roles`. Plans of two
             roles are made by `partition.role_lists`, or cut at fixed multiples by
             `partition.role_chunks`; they have no sections.
         prices: what work of each role costs; required with two roles.
+        may_deal: with two roles, prefills may be dealt to CTAs the longest first, instead of lying
+            on a line, where that is better (`partition.dealt_prefills`).
         only: (n,) the segments to plan, in order; None: all.
         piece_keys: cost of a piece of a tile, in keys: what a CTA could compute while it opens the
             piece, writes its partial result and merges; for plans assigned longest first.
@@ -68,6 +70,7 @@ class Problem:
     stream_k: bool = False
     smaller: tuple[Role, ...] = ()
     prices: RolePrices | None = None
+    may_deal: bool = True
     only: Ints | None = None
     piece_keys: int = 0
 
@@ -92,8 +95,8 @@ class Problem:
             reason = f"is {self.active_ctas}; expected at most num_ctas, {self.num_ctas}"
             raise ArgumentError(name="active_ctas", reason=reason)
         check_roles(self.roles, self.prices)
-        if self.smaller and self.section_keys is not None:
-            raise ArgumentError(name="smaller", reason="excludes section_keys")
+        if self.smaller and (self.stream_k or self.section_keys is not None):
+            raise ArgumentError(name="smaller", reason="excludes section_keys and stream_k")
         if self.stream_k and not (self.split_size is None and self.section_keys is None):
             raise ArgumentError(name="stream_k", reason="excludes split_size and section_keys")
         if self.segments.dtype != SEGMENT.dtype:
@@ -113,6 +116,12 @@ class Problem:
         """All roles, the one with the most rows first."""
         return (Role(FIRST, self.rows, self.keys), *self.smaller)
 
+    def assigned(self, longest_first: bool) -> Problem:
+        """This problem with tiles assigned longest first, or on lines; see `may_deal` of roles."""
+        if self.smaller:
+            return replace(self, may_deal=longest_first)
+        return replace(self, stream_k=not longest_first)
+
     def by_role(self) -> tuple[Problem, ...]:
         """The part of each role: a problem of one tile, in whose cost units prices are given."""
         found = roles_of(self.segments, self.group_size, self.roles)
@@ -125,7 +134,7 @@ class Problem:
         )  # fmt: skip
 
 
-def share_keys(fused: int, rows: int, segments: int) -> bool:
+def tiles_share_keys(fused: int, rows: int, segments: int) -> bool:
     """Whether a segment has at least SHARING_TILES tiles on average; false without segments.
 
     Args:

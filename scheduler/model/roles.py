@@ -67,8 +67,9 @@ class RolePrices:
         shortest_cut: keys of the shortest item of the first role that is cut, rounded up to key
             tiles. Shorter items are cut, too, if one exceeds a CTA's equal slice of all items by
             1/LATE of `shortest_cut`.
-        deals: whether a host planner may deal prefills beside decodes (decision 0062), which leaves
-            less work to claim; true where the price of a prefill is known.
+        may_deal_beside_decodes: whether prefills may be dealt beside decodes, too, if
+            `Problem.may_deal` (decision 0062). That leaves less work to be claimed, so it is true
+            only where the price of a prefill is known.
     """
 
     units: tuple[int, int]
@@ -76,7 +77,7 @@ class RolePrices:
     claim: int = 8 * OPENING
     cached_keys: int | None = None
     shortest_cut: int = SHORTEST_CUT
-    deals: bool = True
+    may_deal_beside_decodes: bool = True
 
     @property
     def least(self) -> int:
@@ -91,20 +92,23 @@ class RolePrices:
         tiles: Sequence[int],
         saturating: int,
         cached_keys: int | None = None,
-        deals: bool = True,
+        may_deal_beside_decodes: bool = True,
     ) -> RolePrices:
         """Prices from the cost of one key tile of each role, rounded up.
 
         Args:
             roles: two roles.
             tiles: price of a key tile of each role.
-            saturating, cached_keys, deals: see the attributes.
+            saturating, cached_keys, may_deal_beside_decodes: see the attributes.
         """
         first, second = (
             -(-price // CostModel.for_stream_k(role.rows, role.keys).per_tile)
             for role, price in zip(roles, tiles, strict=True)
         )
-        return cls((first, second), saturating, cached_keys=cached_keys, deals=deals)
+        return cls(
+            (first, second), saturating, cached_keys=cached_keys,
+            may_deal_beside_decodes=may_deal_beside_decodes,
+        )  # fmt: skip
 
     def ctas(self, work: Sequence[int], active: int) -> tuple[int, int]:
         """How many of the active CTAs take each role.

@@ -18,13 +18,13 @@ from dataclasses import replace
 import numpy as np
 
 from warploom.scheduler.model.layout import Ints
-from warploom.scheduler.model.problem import Problem, share_keys
+from warploom.scheduler.model.problem import Problem, tiles_share_keys
 from warploom.scheduler.partition import longest_first
 from warploom.scheduler.partition.pieces import Pieces
 
 # Measured on an H200 for prefills beside decodes: most prefills per prefilling CTA; fewest such
 # CTAs; fewest query heads of a group, where prefills would lie in rounds.
-MOST_DEALT, FEWEST_DEALERS, SMALLEST_GROUP = 6, 32, 4
+MOST_DEALT_PER_CTA, FEWEST_DEALERS, SMALLEST_GROUP = 6, 32, 4
 
 
 def are_dealt(
@@ -40,7 +40,7 @@ def are_dealt(
         has_all_rounds: on a line the prefills would lie in rounds, of which none is left out.
     """
     is_better = group_size >= SMALLEST_GROUP or not has_all_rounds
-    is_measured = ctas >= FEWEST_DEALERS and items <= MOST_DEALT * ctas
+    is_measured = ctas >= FEWEST_DEALERS and items <= MOST_DEALT_PER_CTA * ctas
     return is_measured and is_better and not are_short
 
 
@@ -88,5 +88,5 @@ def _section_keys(prefill: Problem) -> int | None:
     """Keys that the cache holds, if several tiles read the same keys on average; else None."""
     assert prefill.prices is not None
     fused = int(prefill.segments["num_q"].sum(dtype=np.int64)) * prefill.group_size
-    shares = share_keys(fused, prefill.rows, len(prefill.segments))
+    shares = tiles_share_keys(fused, prefill.rows, len(prefill.segments))
     return prefill.prices.cached_keys if shares else None

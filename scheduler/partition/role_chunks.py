@@ -7,8 +7,8 @@ batch. Which CTA computes a chunk does not matter to its bits: lists are laid ou
 
 Each role's chunks are assigned longest first to the CTAs that the prices give to the role. The last
 chunks go to shared lists, mostly one in each, for CTAs that are done early. These are all but the
-first chunk of each CTA if SLICES lists for each CTA of the role hold them, else about 1/SHARED of
-the work.
+first chunk of each CTA if SLICES lists for each CTA of the role hold them, else about
+1/_PER_SHARED_CHUNK of the work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from warploom.scheduler.model.roles import SLICES
 from warploom.scheduler.partition.balance import assign
 from warploom.scheduler.partition.fixed import Chunks
 from warploom.scheduler.partition.pieces import Pieces
-from warploom.scheduler.partition.role_lists import SHARED, RoleLists, in_lists
+from warploom.scheduler.partition.role_lists import RoleLists, joined_lists
+
+_PER_SHARED_CHUNK = 8  # chunks with 1/8 of a role's cost are shared
 
 
 def build(problem: Problem) -> WorkList:
@@ -37,7 +39,7 @@ def build(problem: Problem) -> WorkList:
     shared = SLICES[1] - 1 if prefill_ctas and decode_ctas > 1 else 0
     least = problem.prices.least_claim(decode.problem.cost_model, decode.problem.keys)
     decodes = _lists(decode, decode_ctas, shared * decode_ctas, least)
-    return in_lists(problem, prefills, decodes)
+    return joined_lists(problem, prefills, decodes)
 
 
 def _ctas(problem: Problem, roles: Sequence[Chunks]) -> tuple[int, int]:
@@ -76,7 +78,7 @@ def _late(cost: Ints, ctas: int, room: int, least: int) -> tuple[int, int]:
     Each CTA owns at least one item.
     """
     total = np.cumsum(cost[::-1])
-    most = int(np.searchsorted(total, total[-1] // SHARED, side="right"))  # 1/SHARED of the cost
+    most = int(np.searchsorted(total, total[-1] // _PER_SHARED_CHUNK, side="right"))
     late = min(len(cost) - ctas, max(most, room)) if room else 0
     lists = min(room, late, int(total[late - 1]) // least) if late else 0
     return (late, lists) if lists else (0, 0)

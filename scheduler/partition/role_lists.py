@@ -6,31 +6,31 @@ are list b, its decodes are list num_ctas + b, and shared lists of prefills and 
 SHARED_PREFILLS and SHARED_DECODES times num_ctas. Only CTAs that decode claim decodes; any CTA
 claims prefills.
 
-The first CTAs decode. The lines of decodes are those of a plan without prefills, and so are the
-cuts where nothing is shared. Prefills of all heads lie on one line, for the CTAs behind. Each CTA
-owns an equal part of most of a line; the rest of the line becomes shared lists, which CTAs that are
-done early claim: costs of roles are not known well enough, decodes wait for memory, and some SMs
-read more slowly. Shared decode lists have up to ENDS lengths, long ones first, so that few lists
-are opened and the last CTA is late by part of a short list. (A boundary that moves to the end of an
-item may leave a short list empty.)
+The first CTAs decode, the CTAs behind prefill. Each CTA owns an equal part of most of a line; the
+rest of the line becomes shared lists, which CTAs that are done early claim: costs of roles are not
+known well enough, decodes wait for memory, and some SMs read more slowly.
 
-Where prefills read more keys than the cache holds, and there are enough prefills, most of the line
-becomes lists of whole prefills, a few rounds in the order of the line; the rest has ENDS lengths.
-CTAs then work on tiles of the same heads at the same time, and their keys are read from memory
-once. With an equal part of the line for each CTA all heads are read at once, at different places.
+*Decodes* lie on the lines of a plan without prefills, cut as there if nothing is shared. Shared
+lists have up to ENDS lengths, long ones first, so that few lists are opened and the last CTA is
+late by part of a short list. (A boundary that moves to the end of an item may leave a short list
+empty.)
 
-With half as many prefills as CTAs, or fewer, the rest of the line would be pieces of one or two
-prefills, which one CTA merges. So nothing is shared, and each prefill is cut into equal parts,
-unless more than 1/SHARED of the CTAs would be idle.
+*Prefills* may be dealt longest first (`dealt_prefills`), where CTAs have few of them, or if there
+are no decodes. Else those of all heads lie on one line, which is cut in one of three ways:
 
-If there are few prefills per CTA, or no decodes, a host planner deals prefills longest first
-instead (`dealt_prefills`).
-
-Short prefills beside decodes are not cut (`RolePrices.shortest_cut`): lists then hold whole
-prefills, mostly one. Where the cache holds their keys, a tile of all heads comes before the next
-tile, so that the last tiles of a request, of all heads, are its shortest. Prefilling CTAs claim the
-next list, as do decoding CTAs that are done. But few short prefills are cut if one would exceed an
-equal part by more than cutting costs.
+- `_whole_cuts`: short prefills are not cut (`RolePrices.shortest_cut`), unless they are few and one
+  would exceed an equal part by more than cutting costs. Lists hold whole prefills, mostly one, and
+  prefilling CTAs claim the next list, as do decoding CTAs that are done. Where the cache holds
+  their keys, a tile of all heads comes before the next tile, so that the last tiles of a request,
+  of all heads, are its shortest.
+- `_round_cuts`: where prefills read more keys than the cache holds, and there are enough prefills,
+  most of the line becomes lists of whole prefills, a few rounds in the order of the line; the rest
+  has ENDS lengths. CTAs then work on tiles of the same heads at the same time, and their keys are
+  read from memory once. With an equal part of the line for each CTA all heads are read at once, at
+  different places.
+- `_equal_cuts`: else equal parts. With half as many prefills as CTAs, or fewer, the rest of the
+  line would be pieces of one or two prefills, which one CTA merges. So nothing is shared, and each
+  prefill is cut into equal parts, unless more than 1/PER_IDLE_OF_FEW of the CTAs would be idle.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ from warploom.scheduler.model.roles import (
     SHARED_DECODES,
     SHARED_PREFILLS,
     SLICES,
-    RolePrices,
     num_lists,
 )
 from warploom.scheduler.model.tiles import Tiles, query_tiles
@@ -65,40 +64,37 @@ from warploom.scheduler.partition.stream_k import (
     partition,
 )
 
-SHARED = 8  # 1/8 of the prefills is shared; and 1/8 of the CTAs may idle to cut few prefills evenly
-DECODES_SHARED = 8  # 1/8 of the decodes is shared by the CTAs that decode
+PER_SHARED_PREFILL = 8  # 1/8 of the prefills is shared
+PER_IDLE_OF_FEW = 8  # 1/8 of the CTAs may idle so that few prefills are cut into equal parts
+PER_SHARED_DECODE = 8  # 1/8 of the decodes is shared by the CTAs that decode
 
 
 def build(problem: Problem) -> WorkList:
     """Plans one batch. `tests/support/plan_text_roles.py` is the same, item by item."""
     prefill, decode = problem.by_role()
-    may_deal = not problem.stream_k
-    return share_out(query_tiles(prefill), query_tiles(decode), problem, may_deal)
+    return share_out(query_tiles(prefill), query_tiles(decode), problem)
 
 
-def share_out(
-    of_prefill: Tiles, of_decode: Tiles, problem: Problem, may_deal: bool = False
-) -> WorkList:
+def share_out(of_prefill: Tiles, of_decode: Tiles, problem: Problem) -> WorkList:
     """Lists of the work on the tiles of both roles; every key/value head has the same tiles.
 
     Args:
         of_prefill, of_decode: query tiles of each role.
         problem: the problem of both roles.
-        may_deal: prefills may be dealt longest first; else they lie on a line.
     """
     assert problem.prices is not None  # checked with the roles
     prefill, decode = problem.by_role()
     work = [_length(of_prefill, prefill), _length(of_decode, decode)]
     prefill_ctas, decode_ctas = problem.prices.ctas(work, problem.active_ctas)
-    is_alone = len(of_decode.segment) == 0
-    own, num_shared_prefills = _prefills(of_prefill, prefill, prefill_ctas, may_deal, is_alone)
-    grid = Grid.of(max(1, decode_ctas), decode.num_kv_heads)
-    has_both = len(own.items) > 0 and decode_ctas > 1
-    others, shared = _decodes(of_decode, decode, grid, problem.prices if has_both else None)
-    decoding = grid.lines * grid.slices if len(others.items) else 0
-    prefills = RoleLists(own, prefill_ctas, num_shared_prefills)
-    decodes = RoleLists(others, decoding, shared)
-    return in_lists(problem, prefills, decodes)
+    has_prefills, has_decodes = len(of_prefill.segment) > 0, len(of_decode.segment) > 0
+    prefills = RoleLists(Pieces.none(), prefill_ctas, 0)
+    decodes = RoleLists(Pieces.none(), 0, 0)
+    if has_prefills:
+        prefills = _prefill_lists(of_prefill, prefill, prefill_ctas, is_alone=not has_decodes)
+    if has_decodes:
+        are_shared = has_prefills and decode_ctas > 1
+        decodes = _decode_lists(of_decode, decode, max(1, decode_ctas), are_shared)
+    return joined_lists(problem, prefills, decodes)
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,7 @@ class RoleLists:
     shared: int
 
 
-def in_lists(problem: Problem, prefills: RoleLists, decodes: RoleLists) -> WorkList:
+def joined_lists(problem: Problem, prefills: RoleLists, decodes: RoleLists) -> WorkList:
     """Joins both: decodes have the first CTAs, prefills the last of the active CTAs."""
     assert problem.prices is not None
     ctas, both = problem.num_ctas, (prefills, decodes)
@@ -141,65 +137,80 @@ def _length(tiles: Tiles, problem: Problem) -> int:
     return int(problem.cost_model.of_chunks(tiles.visible).sum()) * problem.num_kv_heads
 
 
-def _prefills(
-    tiles: Tiles, problem: Problem, ctas: int, may_deal: bool, is_alone: bool
-) -> tuple[Pieces, int]:
-    """Pieces of the prefilling CTAs, then of shared lists; and the number of shared lists."""
+def _prefill_lists(tiles: Tiles, problem: Problem, ctas: int, is_alone: bool) -> RoleLists:
+    """Lists of prefills on `ctas` CTAs: dealt, or cut from one line of all heads.
+
+    Args:
+        tiles: at least one.
+        problem: the prefill part of the problem.
+        ctas: CTAs that prefill.
+        is_alone: there are no decodes.
+    """
     assert problem.prices is not None  # checked with the roles
-    if len(tiles.segment) == 0:
-        return Pieces.none(), 0
-    if may_deal and is_alone:
-        return deal(problem, ctas, is_alone)
+    if problem.may_deal and is_alone:
+        return _dealt(problem, ctas, is_alone)
+    active = problem.active_ctas
     line = Line.of(tiles, problem.num_kv_heads, problem.cost_model)
-    items = len(line.tile)
-    are_short = problem.active_ctas > 1 and line.visible.max() < _least_cut(line, problem, ctas)
-    is_beyond = problem.active_ctas > 1 and _reads_beyond_cache(tiles, problem)
-    rounds = rounds_of(items, ctas, problem.active_ctas) if is_beyond else NO_ROUNDS
-    may_deal = may_deal and problem.prices.deals
-    if may_deal and are_dealt(items, ctas, problem.group_size, are_short, rounds.are_all):
-        return deal(problem, ctas, is_alone)
+    are_short = active > 1 and line.visible.max() < _least_cut(line, problem, ctas)
+    exceeds_cache = active > 1 and _exceeds_cache(tiles, problem)
+    rounds = rounds_of(len(line.tile), ctas, active) if exceeds_cache else NO_ROUNDS
+    may_deal = problem.may_deal and problem.prices.may_deal_beside_decodes
+    if may_deal and are_dealt(
+        len(line.tile), ctas, problem.group_size, are_short, has_all_rounds=rounds.are_all
+    ):
+        return _dealt(problem, ctas, is_alone)
     if are_short:
-        if not is_beyond:
+        if not exceeds_cache:
             line = Line.of(tiles, problem.num_kv_heads, problem.cost_model, by_tile=True)
-        own, cuts = _whole(line, ctas, problem.active_ctas)
+        cuts = _whole_cuts(line, ctas, active)
     else:
-        own, cuts = _cuts(line, rounds, ctas, problem.active_ctas)
-    found = cuts.pieces(line, Grid(1, problem.num_kv_heads, ctas), tiles, problem)
-    owner = np.where(found.owner < own, found.owner, found.owner - own + ctas)
-    return Pieces(found.items, found.merges, owner, found.cost), cuts.number - own
+        cuts = _round_cuts(line, rounds, ctas) or _equal_cuts(line, ctas, active)
+    return cuts.lists(line, Grid(1, problem.num_kv_heads, ctas), tiles, problem)
+
+
+def _dealt(problem: Problem, ctas: int, is_alone: bool) -> RoleLists:
+    pieces, shared = deal(problem, ctas, is_alone)
+    return RoleLists(pieces, ctas, shared)
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """How a line is cut.
+    """How a line is cut into slices, which become lists.
 
     Attributes:
+        own: slices that CTAs own, the first ones; CTAs claim the others.
         first: (n,) where the slices before `end` begin.
         end: where the last of them ends.
         per_length: slices of each length behind `end`.
         lengths: number of these lengths, each half of the one before.
     """
 
+    own: int
     first: Ints
     end: int
     per_length: int = 0
     lengths: int = 1
 
     @classmethod
-    def equal(cls, count: int, end: int, per_length: int, lengths: int = 1) -> Cuts:
-        return cls(np.arange(count) * end // count, end, per_length, lengths)
+    def equal(cls, own: int, end: int, per_length: int, lengths: int = 1) -> Cuts:
+        """Equal own slices up to `end`."""
+        return cls(own, np.arange(own) * end // own, end, per_length, lengths)
 
     @property
     def number(self) -> int:
         return len(self.first) + self.per_length * self.lengths
 
-    def pieces(self, line: Line, grid: Grid, tiles: Tiles, problem: Problem) -> Pieces:
-        """The pieces of this line with these cuts, for each of the equal lines of the grid."""
+    def lists(self, line: Line, grid: Grid, tiles: Tiles, problem: Problem) -> RoleLists:
+        """The lists of this line with these cuts, for each of the equal lines of the grid."""
         units = np.repeat(2 ** np.arange(self.lengths)[::-1], self.per_length)
         behind = np.append(0, np.cumsum(units)) * (line.total - self.end) // max(1, units.sum())
         at = np.concatenate((self.first, self.end + behind))
         snap = self.end // (len(self.first) * SNAP)
-        return cut(boundaries_at(at, snap, line), line, grid, tiles, problem)
+        found = cut(boundaries_at(at, snap, line), line, grid, tiles, problem)
+        ctas, own = grid.lines * grid.slices, grid.lines * self.own
+        owner = np.where(found.owner < own, found.owner, found.owner - own + ctas)
+        shared = grid.lines * (self.number - self.own)
+        return RoleLists(replace(found, owner=owner), ctas, shared)
 
 
 def shortest_in(lengths: int) -> int:
@@ -207,37 +218,46 @@ def shortest_in(lengths: int) -> int:
     return (1 << lengths) - 1
 
 
-def _whole(line: Line, ctas: int, active: int) -> tuple[int, Cuts]:
-    """Number of lists of whole prefills that CTAs own, and where all lists begin."""
+def _whole_cuts(line: Line, ctas: int, active: int) -> Cuts:
+    """Lists of whole prefills alone."""
     each, lists = whole_lists(len(line.tile), ctas, active)
-    return min(ctas, lists), Cuts(line.begin[np.arange(lists) * each], line.total)
+    return Cuts(min(ctas, lists), line.begin[np.arange(lists) * each], line.total)
 
 
-def _cuts(line: Line, rounds: Rounds, ctas: int, active: int) -> tuple[int, Cuts]:
-    """Number of slices of the prefill line that CTAs own, and where the line is cut.
+def _round_cuts(line: Line, rounds: Rounds, ctas: int) -> Cuts | None:
+    """Rounds of lists of whole prefills, and ENDS lengths of shared slices behind them.
 
-    No slice is shorter than `CostModel.least_slice`, except a single one and lists of whole
-    prefills.
+    None without rounds, or if the shortest of these slices would be too short.
+    """
+    if rounds.lists == 0:
+        return None
+    end = int(line.begin[rounds.each * rounds.lists])
+    ends = min(ctas, (line.total - end) // (shortest_in(ENDS) * line.model.least_slice))
+    if ends == 0:
+        return None
+    return Cuts(ctas, line.begin[np.arange(rounds.lists) * rounds.each], end, ends, ENDS)
+
+
+def _equal_cuts(line: Line, ctas: int, active: int) -> Cuts:
+    """Equal own slices of most of the line, and equal shared slices of the rest.
+
+    If items are few, own slices take the whole line, and all items have equally many of them unless
+    too many CTAs would idle. No slice is shorter than `CostModel.least_slice`, except a single one.
     """
     least, total = line.model.least_slice, line.total
-    if rounds.lists:
-        end = int(line.begin[rounds.each * rounds.lists])
-        ends = min(ctas, (total - end) // (shortest_in(ENDS) * least))
-        if ends:
-            return ctas, Cuts(line.begin[np.arange(rounds.lists) * rounds.each], end, ends, ENDS)
     if 2 * len(line.tile) <= ctas:
         slices = max(1, min(ctas, total // least))
         fitting = fitting_slices(len(line.tile), slices)
-        own = fitting if (slices - fitting) * SHARED <= slices else slices
-        return own, Cuts.equal(own, total, 0)
-    rest = total // SHARED
+        own = fitting if (slices - fitting) * PER_IDLE_OF_FEW <= slices else slices
+        return Cuts.equal(own, total, 0)
+    rest = total // PER_SHARED_PREFILL
     shared = min(ctas, rest // least) if active > 1 else 0
     end = total - rest if shared else total
     own = max(1, min(ctas, end // least))
-    return own, Cuts.equal(own, end, shared)
+    return Cuts.equal(own, end, shared)
 
 
-def _reads_beyond_cache(tiles: Tiles, problem: Problem) -> bool:
+def _exceeds_cache(tiles: Tiles, problem: Problem) -> bool:
     """Whether all heads, with one tile per segment, read more keys than the cache holds."""
     assert problem.prices is not None
     if problem.prices.cached_keys is None:
@@ -296,7 +316,7 @@ def rounds_of(items: int, ctas: int, active: int) -> Rounds:
         active: CTAs that may claim prefills, once they have no decodes left.
     """
     # Behind these lists stays half an item per active CTA: a CTA waits for half of one on average.
-    most = items - max(-(-items // SHARED), -(-active // 2))
+    most = items - max(-(-items // PER_SHARED_PREFILL), -(-active // 2))
     if most < ctas:
         return NO_ROUNDS
     each = -(-most // (ctas + (ROUNDS - 1) * active))
@@ -305,22 +325,27 @@ def rounds_of(items: int, ctas: int, active: int) -> Rounds:
     return Rounds(each, lists if are_all else lists // ctas * ctas, are_all)
 
 
-def _decodes(
-    tiles: Tiles, problem: Problem, grid: Grid, prices: RolePrices | None
-) -> tuple[Pieces, int]:
-    """Pieces of the grid's CTAs, then of shared lists; and the number of shared lists.
+def _decode_lists(tiles: Tiles, problem: Problem, ctas: int, are_shared: bool) -> RoleLists:
+    """Lists of decodes on `ctas` CTAs, and shared ones of the most lengths worth claiming.
 
-    Without prices nothing is shared.
+    Args:
+        tiles: at least one.
+        problem: the decode part of the problem.
+        ctas: CTAs that decode.
+        are_shared: CTAs may claim lists; else the lines are cut as in a plan of decodes alone.
     """
-    if prices is not None and len(tiles.segment):
+    assert problem.prices is not None  # checked with the roles
+    grid = Grid.of(ctas, problem.num_kv_heads)
+    if are_shared:
         line = Line.of(tiles, grid.heads, problem.cost_model)
-        slices, rest = grid.slices, line.total // DECODES_SHARED
-        least = slices * prices.least_claim(line.model, problem.keys)
+        rest = line.total // PER_SHARED_DECODE
+        least = grid.slices * problem.prices.least_claim(line.model, problem.keys)
         for lengths in range(ENDS, 1, -1):
             if rest // shortest_in(lengths) >= least:
-                cuts = Cuts.equal(slices, line.total - rest, slices, lengths)
-                return cuts.pieces(line, grid, tiles, problem), lengths * slices * grid.lines
-    return partition(tiles, problem, grid.lines * grid.slices), 0
+                cuts = Cuts.equal(grid.slices, line.total - rest, grid.slices, lengths)
+                return cuts.lists(line, grid, tiles, problem)
+    own = grid.lines * grid.slices
+    return RoleLists(partition(tiles, problem, own), own, 0)
 
 
 def _joined(prefills: Pieces, decodes: Pieces) -> tuple[Records, Records]:

@@ -81,8 +81,8 @@ class NixlCarrier:
 
     def offered(self, pages: Sequence[int]) -> dict[str, str]:
         places = self._agent.get_serialized_descs(self._places(pages)) if pages else b""
-        told = {"agent": self._agent.get_agent_metadata(), "places": places}
-        return {name: base64.b64encode(value).decode() for name, value in told.items()}
+        offer = {"agent": self._agent.get_agent_metadata(), "places": places}
+        return {name: base64.b64encode(value).decode() for name, value in offer.items()}
 
     def give(self, channel: Channel, pages: Sequence[int]) -> None:
         pass  # the receiver reads
@@ -90,10 +90,10 @@ class NixlCarrier:
     def take(self, channel: Channel, offer: dict[str, str], into: Sequence[int]) -> None:
         if not into:
             return
-        told = {name: base64.b64decode(value) for name, value in offer.items()}
+        peer_offer = {name: base64.b64decode(value) for name, value in offer.items()}
         try:
-            peer = self._agent.add_remote_agent(told["agent"])
-            there = self._agent.deserialize_descs(told["places"])
+            peer = self._agent.add_remote_agent(peer_offer["agent"])
+            there = self._agent.deserialize_descs(peer_offer["places"])
             transfer = self._agent.initialize_xfer("READ", self._places(into), there, peer)
             try:
                 self._wait(transfer, channel)

@@ -113,5 +113,5 @@ class Channel:
     def lost(self, reason: object) -> TransferLost:
         """The error for a failure of this kind."""
         is_late = isinstance(reason, TimeoutError)
-        told = f"the other side was silent for {self.timeout:g} s" if is_late else str(reason)
-        return TransferLost(what=self.what, reason=told)
+        cause = f"the other side was silent for {self.timeout:g} s" if is_late else str(reason)
+        return TransferLost(what=self.what, reason=cause)

@@ -34,14 +34,14 @@ class Offer:
     @classmethod
     def unpacked(cls, message: bytes) -> Offer:
         """Of a message; raises ValueError if it is none of an offer."""
-        told = json.loads(message)
+        fields = json.loads(message)
         types = {"id": str, "request": dict, "pages": int, "caches": list, "kind": str,
                  "where": dict}  # fmt: skip
-        if not isinstance(told, dict) or told.keys() != types.keys():
+        if not isinstance(fields, dict) or fields.keys() != types.keys():
             raise ValueError("it has other fields than an offer")
         for name, of in types.items():
-            if type(told[name]) is not of:  # which a bool is not, and would be an int
-                raise ValueError(f"{name} is {told[name]!r}")
-        if told["pages"] < 0:
-            raise ValueError(f"it is of {told['pages']} pages")
-        return cls(**told)
+            if type(fields[name]) is not of:  # which a bool is not, and would be an int
+                raise ValueError(f"{name} is {fields[name]!r}")
+        if fields["pages"] < 0:
+            raise ValueError(f"it is of {fields['pages']} pages")
+        return cls(**fields)

@@ -133,9 +133,9 @@ class Inputs:
         add_note = getattr(error, "add_note", None)
         if rows == 0 or isinstance(error, WarploomError) or add_note is None:
             return
-        told = ", ".join(f"{name}={one.pad!r}" for name, one in self._declared.items())
+        pads = ", ".join(f"{name}={one.pad!r}" for name, one in self._declared.items())
         add_note(
-            f"GraphPool.{call}() called the step with {rows} rows of padding, {told}: pad of each "
+            f"GraphPool.{call}() called the step with {rows} rows of padding, {pads}: pad of each "
             "GraphInput must be as good to the step as any other, such as a token that exists."
         )
 

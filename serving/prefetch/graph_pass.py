@@ -94,7 +94,7 @@ class _Beside:
     left: int
     sms: int
 
-    def told(self, collective: Node) -> Insertion:
+    def insertion(self, collective: Node) -> Insertion:
         reads = [read for step in self.steps if isinstance(step, list) for read in step]
         names = tuple(key if isinstance(key, str) else key.name for key in (x.key for x in reads))
         pages = tuple(step.name for step in self.steps if isinstance(step, Node))
@@ -127,7 +127,7 @@ class _Pass:
                 beside = self._beside(node, nodes[i + 1 :])
                 if beside.steps:
                     self._insert(node, beside)
-                    found.append(beside.told(node))
+                    found.append(beside.insertion(node))
         return found
 
     def _communicates(self, node: Node) -> bool:

@@ -169,8 +169,8 @@ class DualStreams:
         shares = self.compute, self.communication
         # sums of decimal shares miss 1 by a rounding
         if not all(share > 0 for share in shares) or not sum(shares) <= 1 + 1e-9:
-            told = " and ".join(f"{100 * share:g} %" for share in shares)
-            raise BadSplit(shares=told, total=f"{100 * sum(shares):g} %")
+            shown = " and ".join(f"{100 * share:g} %" for share in shares)
+            raise BadSplit(shares=shown, total=f"{100 * sum(shares):g} %")
         if self.micro_batches < 1:
             raise BadSetup(name="micro_batches", got=self.micro_batches, expected="at least 1")
         check_schedule("host", self.host)

@@ -264,7 +264,7 @@ def test_bounds_leave_plans_to_the_device(group_size: int, stored: Any, arch: Ar
         rules = Rules(spec, kernels, heads, options, torch.device("meta"))
         assert rules.fixed is not None
         batch = OnDevice.of((None,) * 4, requests, rows, bounds)
-        assert rules.uses_stream_k(batch, rules.fixed.tile)
+        assert not rules.assigns_longest_first(batch, rules.fixed.tile)
 
 
 @pytest.mark.parametrize("old", [0, 24])

@@ -37,14 +37,14 @@ def cache(cuda: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def short(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each plan that could have been made in few calls was."""
     told: list[bool] = []
-    again = HostStrategy.again
+    replan = HostStrategy.replan
 
     def asked(self: HostStrategy, *args: Any) -> Any:
-        planned = again(self, *args)
+        planned = replan(self, *args)
         told.append(planned is not None)
         return planned
 
-    monkeypatch.setattr(HostStrategy, "again", asked)
+    monkeypatch.setattr(HostStrategy, "replan", asked)
     return told
 
 

@@ -139,7 +139,7 @@ def test_every_source_of_every_batch_on_the_cpu_is_named(
     kv_format: Any = declaration.kv_format
     native = type(kv_format) in (wl.Dense, wl.Ragged, wl.Paged) and not declaration.batch_invariant
     rules = wrapper._planner.rules
-    long = any(not rules.uses_stream_k(b, one.tile) for b in batches for one in choices)
+    long = any(rules.assigns_longest_first(b, one.tile) for b in batches for one in choices)
     found = [code for code in named if "warploom_planner" in code]
     assert sum("LongestFirstPlanner" in code for code in found) == (native and long)
     assert len(found) == native * (1 + long)

@@ -191,7 +191,7 @@ def test_what_is_sent_is_the_plan_of_the_long_way(
     copies = ["cuMemcpyDtoDAsync", "cuMemcpyHtoDAsync"] if stay else ["cuMemcpyHtoDAsync"]
     for step in range(5, 11):  # once around the ring, and more
         driver.calls.clear()
-        planned = made.planner.again(batch(step))
+        planned = made.planner.replan(batch(step))
         assert planned is not None
         modes = [call for call in driver.calls if call[0] == "cuThreadExchangeStreamCaptureMode"]
         assert [mode for _, mode in modes] == [2, 0] and driver.mode == 0
@@ -218,7 +218,7 @@ def test_nothing_is_written_where_nothing_may_be_sent(made: Sending, failing: st
     stages = [stage.buffer.clone() for stage in made.upload._ring]
     before, number = made.sent(), made.planner._memory.number
     made.driver.fails, made.driver.captures = {failing, "cuEventQuery"}, failing == "captures"
-    assert made.planner.again(batch(9)) is None
+    assert made.planner.replan(batch(9)) is None
     assert made.sent() == before and made.planner._memory.number == number
     for stage, old in zip(made.upload._ring, stages, strict=True):
         assert torch.equal(stage.buffer, old)
@@ -230,7 +230,7 @@ def test_torch_sends_what_the_driver_refuses(
 ) -> None:
     made.lengthen()
     made.driver.fails = {failing, "cuEventQuery"}
-    planned = made.planner.again(batch(9))
+    planned = made.planner.replan(batch(9))
     assert planned is not None and made.upload._delivery.last == 1
     same_plans(planned, the_long_way(monkeypatch, batch(9), stay))
 
@@ -253,7 +253,7 @@ def test_stages_that_are_too_short_are_made_longer_by_the_long_way(made: Sending
     ring, length = made.upload._ring, made.upload._target.length
     assert [stage.length for stage in ring] == [length, 0, 0, 0]
     made.driver.fails = {"cuEventQuery"}
-    assert made.planner.again(batch(9)) is None
+    assert made.planner.replan(batch(9)) is None
     ring[1].event.query = lambda: False  # type: ignore[method-assign]
     made.steady()
     assert [stage.length for stage in ring] == [length, 0, length, 0]

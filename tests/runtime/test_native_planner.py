@@ -40,7 +40,7 @@ from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.strategies import host_planner
 from warploom.runtime.strategies.planner_params import PlannerParams
-from warploom.runtime.strategies.site import Lists, Site
+from warploom.runtime.strategies.site import LongestFirst, Site
 from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.layout import c_structs
 from warploom.scheduler.model.roles import SLICES, RolePrices
@@ -64,15 +64,15 @@ def test_native_plans_equal_numpy_plans(data: st.DataObject) -> None:
             data.draw(st.sampled_from([1, 300, 1024]), label="claim"),
             data.draw(st.sampled_from([None, 1, 1, 20_000]), label="cached"),
             data.draw(st.sampled_from([1, 1, 1000, 4096]), label="cut"),
-            data.draw(st.booleans(), label="deals"),
+            data.draw(st.booleans(), label="may deal beside decodes"),
         )
     num_ctas = data.draw(st.integers(1, 528), label="CTAs")
     active = data.draw(st.integers(1, num_ctas), label="limit")
-    lists, fewest = None, 0
+    longest_first, fewest = None, 0
     if data.draw(st.booleans(), label="longest first"):
         if tile.decode is not None and data.draw(st.booleans(), label="prefills alone"):
             fewest = tile.decode.rows // heads.group_size + 1
-        lists = Lists(
+        longest_first = LongestFirst(
             data.draw(st.sampled_from([0, 384, 5000]), label="piece"),
             data.draw(st.sampled_from([None, 1, 700, 50_000]), label="cached"),
         )
@@ -93,27 +93,26 @@ def test_native_plans_equal_numpy_plans(data: st.DataObject) -> None:
         bounds, rows=tile.rows, keys=tile.keys, num_kv_heads=num_kv,
         group_size=heads.group_size, num_ctas=num_ctas, smaller=smaller_roles(tile),
     )  # fmt: skip
-    planners = Planners(name, kv_format, heads, inputs, tile.decode is not None, lists)
-    site = Site.of(kv_format, heads, tile, room, active, prices, lists)
+    planners = Planners(name, kv_format, heads, inputs, tile.decode is not None, longest_first)
+    site = Site.of(kv_format, heads, tile, room, active, prices, longest_first)
     check_equal(planners, arguments, tile, site, prices)
 
 
+TILE = TileConfig(16, 32)
 ROLES = TileConfig(16, 32, decode=TileConfig(4, 64))
-
-
-LISTS = Lists(384, 700)
+LONGEST_FIRST = LongestFirst(384, 700)
 
 
 @pytest.mark.parametrize(
-    ("tile", "lists", "cached", "is_alone"),
+    ("tile", "longest_first", "cached", "is_alone"),
     [
-        (TileConfig(16, 32), None, None, False),
+        (TILE, None, None, False),
         (ROLES, None, None, False),
         (ROLES, None, 1, False),
-        (TileConfig(16, 32), LISTS, None, False),
-        (ROLES, LISTS, None, False),
-        (ROLES, LISTS, 700, True),
-        (TileConfig(16, 32), Lists(384, 5), None, False),
+        (TILE, LONGEST_FIRST, None, False),
+        (ROLES, LONGEST_FIRST, None, False),
+        (ROLES, LONGEST_FIRST, 700, True),
+        (TILE, LongestFirst(384, 5), None, False),
     ],
     ids=[
         "one role",
@@ -126,7 +125,7 @@ LISTS = Lists(384, 700)
     ],
 )
 def test_costs_may_be_beyond_32_bits(
-    tile: TileConfig, lists: Lists | None, cached: int | None, is_alone: bool
+    tile: TileConfig, longest_first: LongestFirst | None, cached: int | None, is_alone: bool
 ) -> None:
     """Smaller ones are divided in 32."""
     heads, ctas, longest = Heads(16, 4), 131, 70_000_001
@@ -139,23 +138,25 @@ def test_costs_may_be_beyond_32_bits(
         group_size=4, num_ctas=ctas, smaller=smaller_roles(tile),
     )  # fmt: skip
     inputs = SimpleNamespace(scalars={}, known={})
-    planners = Planners("causal", wl.Ragged(), heads, inputs, tile.decode is not None, lists)
-    site = Site.of(wl.Ragged(), heads, tile, room, ctas, prices, lists)
+    has_roles = tile.decode is not None
+    planners = Planners("causal", wl.Ragged(), heads, inputs, has_roles, longest_first)
+    site = Site.of(wl.Ragged(), heads, tile, room, ctas, prices, longest_first)
     check_equal(planners, (*ends, None, None), tile, site, prices)
 
 
 @pytest.mark.parametrize(
-    ("tile", "lists"),
-    [(TileConfig(16, 32), None), (ROLES, None), (TileConfig(16, 32), LISTS), (ROLES, LISTS)],
+    ("tile", "longest_first"),
+    [(TILE, None), (ROLES, None), (TILE, LONGEST_FIRST), (ROLES, LONGEST_FIRST)],
     ids=["one role", "two roles", "longest first", "dealt"],
 )
 @pytest.mark.parametrize(("requests", "rows", "ctas"), [(1, 1, 1), (7, 3, 40), (300, 1, 528)])
 def test_scratch_memory_is_as_large_as_it_says(
-    requests: int, rows: int, ctas: int, tile: TileConfig, lists: Lists | None
+    requests: int, rows: int, ctas: int, tile: TileConfig, longest_first: LongestFirst | None
 ) -> None:
     heads, prices = Heads(4, 1), RolePrices((1, 1), 1) if tile.decode else None
     inputs = SimpleNamespace(scalars={}, known={})
-    planners = Planners("causal", wl.Ragged(), heads, inputs, tile.decode is not None, lists)
+    has_roles = tile.decode is not None
+    planners = Planners("causal", wl.Ragged(), heads, inputs, has_roles, longest_first)
     lens = np.arange(1, requests + 1) * 37 % 5000
     arguments = np.arange(requests + 1) * rows, np.append(0, np.cumsum(lens)), None, None
     arguments = tuple(None if a is None else a.astype(np.int32) for a in arguments)
@@ -164,16 +165,16 @@ def test_scratch_memory_is_as_large_as_it_says(
         bounds, rows=16, keys=32, num_kv_heads=1, group_size=4, num_ctas=ctas,
         smaller=smaller_roles(tile),
     )  # fmt: skip
-    site = Site.of(wl.Ragged(), heads, tile, room, ctas, prices, lists)
+    site = Site.of(wl.Ragged(), heads, tile, room, ctas, prices, longest_first)
     planners.native_plan(arguments, site, bounds)
     host: Any = planners.native
     tiles = requests * rows * 4 // 16 + requests
     size = scratch_bytes(tiles, requests, ctas)
     if tile.decode is not None:
         size = role_scratch_bytes(tiles, requests, ctas, SLICES)
-        if lists is not None:
+        if longest_first is not None:
             size += deal_scratch_bytes(tiles, requests, 1, ctas)
-    elif lists is not None:
+    elif longest_first is not None:
         size = list_scratch_bytes(tiles, requests, ctas, 1, ctas)
     assert site.scratch == size
     host._scratch = np.full(4 * size + 4096, 0xAB, np.uint8)

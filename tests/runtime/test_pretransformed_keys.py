@@ -237,17 +237,18 @@ def test_who_limits_sms_or_memory_has_fused_keys_unless_asked() -> None:
     for limits, part in (((4, None), "sm_limit"), ((None, torch.zeros(1)), "workspace")):
         reason = reason_for_fused(*limits)
         auto = KeyTransform.of("auto", False, None, reason)
-        assert not auto.may_be_before and part in auto.told(False, 8192)
+        assert not auto.may_be_before and part in auto.explained(False, 8192)
         assert KeyTransform.of("before", False, None, reason).may_be_before
 
 
 def test_the_way_is_told_with_its_reason() -> None:
     auto = KeyTransform.of("auto", False, None)
     mean = "fused query rows per request on average are"
-    assert auto.told(True, 8192).endswith(f": 8192 {mean} 2048 or more")
-    assert auto.told(False, 100).endswith(f": 100 {mean} fewer than 2048")
-    assert auto.told(True, 8192).startswith("before attention, once for each key: ")
-    assert KeyTransform.of("fused", False, None).told(False, 8192).endswith(": asked for")
+    assert auto.explained(True, 8192).endswith(f": 8192 {mean} 2048 or more")
+    assert auto.explained(False, 100).endswith(f": 100 {mean} fewer than 2048")
+    assert auto.explained(True, 8192).startswith("before attention, once for each key: ")
+    assert KeyTransform.of("fused", False, None).explained(False, 8192).endswith(": asked for")
     given = KeyTransform.of("auto", True, None)
-    assert given.told(False, 8192).endswith(": a tile was given, and not key_transform='before'")
-    assert KeyTransform.of("auto", False, "so it is").told(False, 8192).endswith(": so it is")
+    reason = ": a tile was given, and not key_transform='before'"
+    assert given.explained(False, 8192).endswith(reason)
+    assert KeyTransform.of("auto", False, "so it is").explained(False, 8192).endswith(": so it is")

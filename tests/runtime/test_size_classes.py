@@ -13,7 +13,7 @@ from warploom.errors import ArgumentError, NotPlanned
 from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.strategies import site, size_classes
-from warploom.runtime.strategies.site import Lists, Site
+from warploom.runtime.strategies.site import LongestFirst, Site
 from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.roles import RolePrices
 from warploom.scheduler.plans.capacity import capacity
@@ -123,17 +123,17 @@ def test_loads_beyond_what_compiled_planners_count_are_planned_by_numpy(
 def test_the_work_of_vast_bounds_is_no_load_that_planners_count() -> None:
     tile, heads = wl.TileConfig(48, 128), Heads(128, 32)
     sizes: Any = {"rows": 48, "keys": 128, "num_kv_heads": 32, "group_size": 4, "num_ctas": 132}
-    for keys, is_counted in ((2**20, True), (2**28, False)):
+    for keys, is_in_range in ((2**20, True), (2**28, False)):
         room = capacity(Bounds(4, 2**22, keys), **sizes)
-        site = Site.of(wl.Ragged(), heads, tile, room, 132, None, Lists(384, None))
-        assert site.is_counted == is_counted
+        site = Site.of(wl.Ragged(), heads, tile, room, 132, None, LongestFirst(384, None))
+        assert site.is_in_range == is_in_range
 
 
 def test_the_lines_of_all_bounds_that_have_a_plan_are_counted() -> None:
     """Items have numbers of 31 bits, which leave costs enough of the 62."""
     sizes: Any = {"rows": 16, "keys": 64, "num_kv_heads": 32, "group_size": 4, "num_ctas": 132}
     room = capacity(Bounds(1024, 2**24, 2**28), **sizes)
-    assert Site.of(wl.Ragged(), Heads(128, 32), wl.TileConfig(16, 64), room, 132).is_counted
+    assert Site.of(wl.Ragged(), Heads(128, 32), wl.TileConfig(16, 64), room, 132).is_in_range
     with pytest.raises(ArgumentError, match="beyond what int32 counts"):
         capacity(Bounds(1024, 2**25, 2**28), **sizes)
 
@@ -143,10 +143,10 @@ def test_the_prices_of_vast_bounds_are_none_that_planners_of_roles_count() -> No
     tile = wl.TileConfig(128, 128, decode=wl.TileConfig(8, 192))
     prices = RolePrices((1_800_000, 68_267), 70)
     cases = (2**14, 2**17, True), (2**18, 2**20, True), (2**20, 2**24, False)
-    for rows, keys, is_counted in cases:
+    for rows, keys, is_in_range in cases:
         room = capacity(
             Bounds(65, rows, keys), rows=128, keys=128, num_kv_heads=8, group_size=8, num_ctas=132,
             smaller=smaller_roles(tile),
         )  # fmt: skip
         site = Site.of(wl.Ragged(), Heads(64, 8), tile, room, 132, prices)
-        assert site.is_counted == is_counted
+        assert site.is_in_range == is_in_range

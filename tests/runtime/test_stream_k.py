@@ -41,7 +41,7 @@ def uses_stream_k(
     batch: Any = SimpleNamespace(sizes=sizes)
     if on_device and chosen.bounds is not None:
         batch = OnDevice.of((None,) * 4, segments, rows, chosen.bounds)
-    return of.uses_stream_k(batch, TILE)
+    return not of.assigns_longest_first(batch, TILE)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import plan_text_roles
-from support.mixed_plans import BY_STREAM_K, DEALT, DECODE, Mixed
+from support.mixed_plans import DEALT, DECODE, ON_A_LINE, Mixed
 from support.problems import plan_of
 from support.sampling import few
 
@@ -20,7 +20,7 @@ from warploom.scheduler.model.visibility import AllVisible
 from warploom.scheduler.partition import worklist
 from warploom.scheduler.partition.dealt_prefills import (
     FEWEST_DEALERS,
-    MOST_DEALT,
+    MOST_DEALT_PER_CTA,
     SMALLEST_GROUP,
     are_dealt,
 )
@@ -98,9 +98,9 @@ def test_whole_ones_are_left_where_all_are_even(kit: Any) -> None:
 
 
 def test_prefills_of_unknown_price_lie_on_a_line_beside_decodes(kit: Any) -> None:
-    unknown = replace(PRICES, deals=False)
+    unknown = replace(PRICES, may_deal_beside_decodes=False)
     case = batch(kit, [(720, LONG)], 4, 100)
-    plan, line = case.plan(prices=unknown), case.plan(**BY_STREAM_K)
+    plan, line = case.plan(prices=unknown), case.plan(**ON_A_LINE)
     assert np.array_equal(plan.items, line.items)
     assert not np.array_equal(plan.items, case.plan().items)
     alone = batch(kit, [(720, LONG)], 0, 100)
@@ -111,7 +111,7 @@ def test_nothing_is_claimed_without_decodes(kit: Any) -> None:
     case = batch(kit, [(720, LONG)], 0, 100)
     plan = case.plan()
     assert plan.num_shared_prefills == 0 and pieces_of(plan).any()
-    assert plan.balance < case.plan(**BY_STREAM_K).balance + 0.1
+    assert plan.balance < case.plan(**ON_A_LINE).balance + 0.1
     verify(plan, case.visibility)
 
 
@@ -119,8 +119,8 @@ def test_nothing_is_claimed_without_decodes(kit: Any) -> None:
     ("items", "ctas", "group", "is_dealt"),
     [
         (1, FEWEST_DEALERS, SMALLEST_GROUP, True),
-        (MOST_DEALT * FEWEST_DEALERS, FEWEST_DEALERS, SMALLEST_GROUP, True),
-        (MOST_DEALT * FEWEST_DEALERS + 1, FEWEST_DEALERS, SMALLEST_GROUP, False),
+        (MOST_DEALT_PER_CTA * FEWEST_DEALERS, FEWEST_DEALERS, SMALLEST_GROUP, True),
+        (MOST_DEALT_PER_CTA * FEWEST_DEALERS + 1, FEWEST_DEALERS, SMALLEST_GROUP, False),
         (FEWEST_DEALERS, FEWEST_DEALERS - 1, SMALLEST_GROUP, False),
         (FEWEST_DEALERS, FEWEST_DEALERS, SMALLEST_GROUP - 1, False),
     ],
@@ -130,7 +130,7 @@ def test_who_is_dealt_beside_decodes(items: int, ctas: int, group: int, is_dealt
         return are_dealt(items, ctas, group, are_short, has_all_rounds)
 
     assert dealt(False, True) is is_dealt
-    assert dealt(False, False) is (ctas >= FEWEST_DEALERS and items <= MOST_DEALT * ctas)
+    assert dealt(False, False) is (ctas >= FEWEST_DEALERS and items <= MOST_DEALT_PER_CTA * ctas)
     assert not dealt(True, False)
 
 
@@ -142,7 +142,7 @@ def test_whole_rounds_are_dealt_if_heads_have_groups(
     """Tiles of two heads, whose keys the cache does not hold: two rounds for 90 CTAs, or one."""
     case = batch(kit, [(48 * tiles // group, LONG)], 30, 100, group=group)
     prices = replace(case.prices, cached_keys=2 * LONG - 1)
-    plan, line = case.plan(prices=prices), case.plan(prices=prices, **BY_STREAM_K)
+    plan, line = case.plan(prices=prices), case.plan(prices=prices, **ON_A_LINE)
     prefill, _ = plan.work_of_roles()
     assert rounds_of(2 * tiles, prefill.ctas, 100).are_all is is_whole
     is_line = group == 1 and is_whole
@@ -153,7 +153,7 @@ def test_whole_rounds_are_dealt_if_heads_have_groups(
 def test_a_rest_that_is_shared_is_not_the_pieces_of_one(kit: Any) -> None:
     """Two tiles on a line: a shared eighth would be a quarter of one, in as many pieces as CTAs."""
     case = batch(kit, [(12, 60_000)], 4, 100, heads=2)
-    plan = case.plan(**BY_STREAM_K)
+    plan = case.plan(**ON_A_LINE)
     prefill, _ = plan.work_of_roles()
     slots = plan.merges["num_slots"][:2]
     assert prefill.shared == 0 and prefill.ctas == slots.sum() and slots[0] == slots[1]
@@ -166,7 +166,7 @@ def test_few_on_a_line_leave_few_ctas_idle(kit: Any, tiles: int, used: int) -> N
     segments = kit.make_segments([48 * tiles], [10 * LONG])
     plan = plan_of(
         segments, visibility=AllVisible(segments), rows=48, keys=128, smaller=(DECODE,),
-        group_size=1, num_kv_heads=1, num_ctas=132, prices=PRICES, **BY_STREAM_K,
+        group_size=1, num_kv_heads=1, num_ctas=132, prices=PRICES, **ON_A_LINE,
     )  # fmt: skip
     prefill, _ = plan.work_of_roles()
     assert (prefill.ctas, prefill.shared) == (used, 0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import plan_text_roles
-from support.mixed_plans import BY_STREAM_K, DEALT, PRICES, Mixed, busy, mixed
+from support.mixed_plans import DEALT, ON_A_LINE, PRICES, Mixed, busy, mixed
 from support.problems import of_problem, plan_of
 from support.sampling import few
 
@@ -27,7 +27,7 @@ from warploom.scheduler.model.roles import (
 )
 from warploom.scheduler.model.visibility import AllVisible
 from warploom.scheduler.partition import worklist
-from warploom.scheduler.partition.role_lists import SHARED
+from warploom.scheduler.partition.role_lists import PER_SHARED_PREFILL
 from warploom.scheduler.plans.capacity import capacity, workspace_size
 from warploom.scheduler.plans.plan import Plan
 from warploom.scheduler.plans.unpack import unpack, unpack_batch
@@ -200,7 +200,8 @@ def test_ctas_have_one_role_and_equal_loads(kit: Any, limit: int | None) -> None
     shared = plan.loads[2 * ctas :][: plan.num_shared_prefills]
     assert prefill.shared == plan.num_shared_prefills == prefill.ctas
     assert decode.shared == plan.num_shared_decodes
-    assert own.max() <= 1.06 * own.mean() and 0.9 < shared.sum() * (SHARED - 1) / own.sum() < 1.1
+    assert own.max() <= 1.06 * own.mean()
+    assert 0.9 < shared.sum() * (PER_SHARED_PREFILL - 1) / own.sum() < 1.1
     assert plan.balance < 1.12
 
 
@@ -277,7 +278,7 @@ def test_one_cta_has_both_roles_and_shares_nothing(kit: Any) -> None:
     verify(plan, busy(kit).visibility)
 
 
-@pytest.mark.parametrize("ways", [BY_STREAM_K, DEALT], ids=["line", "dealt"])
+@pytest.mark.parametrize("ways", [ON_A_LINE, DEALT], ids=["line", "dealt"])
 @pytest.mark.parametrize("role", [0, 1])
 def test_one_role_alone_has_all_ctas(kit: Any, role: int, ways: dict[str, Any]) -> None:
     segments = kit.make_segments([[700], [1] * 31][role], [[6000], [9000] * 31][role])
@@ -286,7 +287,7 @@ def test_one_role_alone_has_all_ctas(kit: Any, role: int, ways: dict[str, Any]) 
     work = plan.work_of_roles()
     ctas = (64, 62)[role]  # 62 for 31 equal decodes of two heads
     assert (work[role].ctas, work[1 - role].ctas, work[1 - role].items) == (ctas, 0, 0)
-    claimed = 64 if role == 0 and ways is BY_STREAM_K else 0
+    claimed = 64 if role == 0 and ways is ON_A_LINE else 0
     assert (plan.num_shared_prefills, plan.num_shared_decodes) == (claimed, 0)
     verify(plan, mask)
 
@@ -390,6 +391,7 @@ def test_no_segments(kit: Any) -> None:
         ({"prices": RolePrices((1, 1), 1, 0)}, "two roles need some of at least 1"),
         ({"split_size": 0}, "split_size: is 0; expected at least 1"),
         ({"section_keys": 256}, "excludes section_keys"),
+        ({"stream_k": True}, "excludes .* stream_k"),
     ],
 )
 def test_refusals(kit: Any, changes: dict[str, Any], reason: str) -> None:

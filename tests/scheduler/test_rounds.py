@@ -24,7 +24,7 @@ from warploom.scheduler.model.roles import (
     SLICES,
 )
 from warploom.scheduler.model.visibility import AllVisible
-from warploom.scheduler.partition.role_lists import SHARED, rounds_of, whole_lists
+from warploom.scheduler.partition.role_lists import PER_SHARED_PREFILL, rounds_of, whole_lists
 from warploom.scheduler.plans.verify import verify
 
 
@@ -102,7 +102,7 @@ def test_fewer_short_prefills_than_ctas_are_cut_where_one_is_late(
     segments = kit.make_segments([48], [31 * 128])
     plan = plan_of(
         segments, visibility=AllVisible(segments), rows=48, keys=128, smaller=(DECODE,),
-        group_size=1, num_kv_heads=heads, num_ctas=8, prices=PRICES, stream_k=True,
+        group_size=1, num_kv_heads=heads, num_ctas=8, prices=PRICES, may_deal=False,
     )  # fmt: skip
     assert (plan.items["slot"] >= 0).any() == is_cut
     if is_cut:
@@ -118,12 +118,12 @@ def test_rounds_leave_an_eighth_and_make_up_for_the_last(
     left = items - each * lists
     assert are_all <= (lists > 0)
     if not lists:
-        least = max(items / SHARED, (ctas + others) / 2)
+        least = max(items / PER_SHARED_PREFILL, (ctas + others) / 2)
         assert items - least < ctas
         return
     assert ctas <= lists <= ctas + (ROUNDS - 1) * (ctas + others)
     assert lists + ENDS * ctas <= ctas + (SLICES[0] - 1) * (ctas + others)  # a plan has room
-    assert left * SHARED >= items and 2 * left >= ctas + others
+    assert left * PER_SHARED_PREFILL >= items and 2 * left >= ctas + others
     assert left >= -lists % ctas * each  # who finds no list finds this
     assert are_all or lists % ctas == 0
 

@@ -25,7 +25,7 @@ SHAPES = [
 # What a unit of the cost models costs, and how many CTAs saturate memory.
 PRICES = RolePrices((160, 30), 10)
 # How prefills are planned, unless all are cut at fixed multiples: on a line, or dealt if that pays.
-BY_STREAM_K: dict[str, Any] = {"stream_k": True}
+ON_A_LINE: dict[str, Any] = {"may_deal": False}
 DEALT: dict[str, Any] = {"piece_keys": PIECE}
 
 
@@ -39,7 +39,7 @@ class Mixed:
     numbers: dict[str, Any]
     sm_limit: int | None
     prices: RolePrices = PRICES
-    ways: dict[str, Any] = field(default_factory=lambda: BY_STREAM_K)
+    ways: dict[str, Any] = field(default_factory=lambda: ON_A_LINE)
 
     def plan(self, **changes: Any) -> Plan:
         ways = {} if "split_size" in changes else self.ways
@@ -80,15 +80,13 @@ def mixed(draw: Any, kit: Any) -> Mixed:
         "num_kv_heads": draw(st.sampled_from([1, 2, 3])),
         "num_ctas": draw(st.one_of(st.just(1), st.integers(1, 40), st.integers(35, 150))),
     }  # fmt: skip
-    ways = draw(st.sampled_from([BY_STREAM_K, DEALT]))
+    ways = draw(st.sampled_from([ON_A_LINE, DEALT]))
     limit = draw(st.one_of(st.none(), st.integers(1, 50)))
     price = st.one_of(st.just(1), st.integers(1, 2_000_000))
     claim = draw(st.sampled_from([1, 1, 200]))  # short lists are worth it, so that there are some
     cached = draw(st.sampled_from([None, 1, 1, 4000]))
     units, cut = (draw(price), draw(price)), draw(st.sampled_from([1, 1, 400, 4096]))
-    prices = RolePrices(
-        units, draw(st.integers(1, 60)), claim, cached, cut, deals=draw(st.booleans())
-    )
+    prices = RolePrices(units, draw(st.integers(1, 60)), claim, cached, cut, draw(st.booleans()))
     return Mixed(segments, mask, left, numbers, limit, prices, ways)
 
 

@@ -19,7 +19,7 @@ from warploom.runtime.formats.batch import Arguments
 from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.runtime.strategies.host_strategy import HostPlanner
-from warploom.runtime.strategies.site import Lists, Site
+from warploom.runtime.strategies.site import LongestFirst, Site
 from warploom.scheduler.model.bounds import Bounds
 from warploom.scheduler.model.problem import SHARING_TILES
 from warploom.scheduler.model.roles import RolePrices
@@ -111,12 +111,12 @@ class Planners:
         heads: Heads,
         inputs: Any,
         has_roles: bool = False,
-        lists: Lists | None = None,
+        longest_first: LongestFirst | None = None,
     ) -> None:
         self.traced, self.format, self.heads, self.inputs = TRACED[name], kv_format, heads, inputs
-        self.lists = lists
+        self.longest_first = longest_first
         self.native = HostPlanner(
-            self.traced, kv_format, heads, has_roles, longest_first=lists is not None
+            self.traced, kv_format, heads, has_roles, longest_first=longest_first is not None
         )
 
     def numpy_plan(
@@ -129,13 +129,15 @@ class Planners:
         batch = make_batch(self.format, *arguments)
         analysis = TileAnalysis(self.traced, self.inputs.scalars, self.inputs.known)
         visibility = make_visibility(self.traced, analysis, batch.arrays, self.heads)
+        longest_first = self.longest_first
         plan = plan_of(
             batch.segments, num_kv_heads=self.heads.num_kv, group_size=self.heads.group_size,
             rows=tile.rows, keys=tile.keys, num_ctas=site.room.num_ctas,
             visibility=visibility, capacity=site.room, sm_limit=site.active_ctas,
-            stream_k=self.lists is None, section_keys=self.section_keys(batch, tile),
+            stream_k=longest_first is None and tile.decode is None,
+            may_deal=longest_first is not None, section_keys=self.section_keys(batch, tile),
             indices=batch.indices, smaller=smaller_roles(tile), prices=prices,
-            piece_keys=0 if self.lists is None else self.lists.piece_keys,
+            piece_keys=0 if longest_first is None else longest_first.piece_keys,
         )  # fmt: skip
         return plan, visibility
 
@@ -145,12 +147,13 @@ class Planners:
             return None
         fused = batch.sizes.segment_rows * self.heads.group_size
         several = fused >= SHARING_TILES * tile.rows * batch.sizes.num_segments
-        return self.lists.cached_keys if self.lists is not None and several else None
+        longest_first = self.longest_first
+        return longest_first.cached_keys if longest_first is not None and several else None
 
     def native_plan(self, arguments: tuple[Any, ...], site: Site, bounds: Bounds) -> Any:
         batch = self.native.measure(Arguments(*arguments), bounds)
         assert batch is not None
-        assert self.native.knows(self.inputs)
+        assert self.native.has_mask_inputs(self.inputs)
         found = np.full(site.room.total_ints, UNTOUCHED, np.int32)
         self.native.plan(self.inputs, site, found.ctypes.data)
         return found

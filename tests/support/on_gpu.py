@@ -76,7 +76,7 @@ class OnGpu:
 
     def plan(self, batch: Arguments, is_short: bool) -> tuple[Planned, bool]:
         """A plan, and whether it was made in few calls, which may be forbidden."""
-        planned = self.planner.again(batch) if is_short else None
+        planned = self.planner.replan(batch) if is_short else None
         if planned is not None:
             return planned, True
         return self.planner.plan(self.planner.read(batch), self.inputs), False

@@ -17,7 +17,7 @@ from support.plan_text_stream_k import Line, cut, laid, length, mark_at, ordered
 from warploom.scheduler.model.layout import MERGE, ROLE_ITEM
 from warploom.scheduler.model.problem import Problem, WorkList
 from warploom.scheduler.model.roles import ENDS, ROUNDS, SLICES
-from warploom.scheduler.partition.role_lists import DECODES_SHARED, SHARED
+from warploom.scheduler.partition.role_lists import PER_SHARED_DECODE, PER_SHARED_PREFILL
 from warploom.scheduler.partition.stream_k import SNAP, fitting_slices
 
 
@@ -37,8 +37,8 @@ def build(problem: Problem) -> WorkList:
        part for each CTA, if more than an eighth of these had none.
     4. List prefills of each CTA, decodes of each CTA, shared prefills and shared decodes.
 
-    Unless Stream-K is asked for, prefills alone are planned as if there were one tile; so are long
-    ones beside decodes if their price is known, many CTAs have six each or fewer, and heads have
+    If prefills may be dealt, those alone are planned as if there were one tile; so are long ones
+    beside decodes if their price is known, many CTAs have six each or fewer, and heads have
     groups or the line would lack a round. Beside decodes the pieces that level them are shared, or
     else the last of each CTA that has several.
     """
@@ -47,11 +47,12 @@ def build(problem: Problem) -> WorkList:
     for_prefill, for_decode = _share_out(problem, prefill, decode)
     own, shared, merges = _prefills(prefill, for_prefill)
     tiles, is_alone = list(query_tiles(prefill)), not any(query_tiles(decode))
-    if tiles and not problem.stream_k:
-        may_deal = problem.prices.deals and for_prefill >= 32 and len(tiles) <= 6 * for_prefill
+    if tiles and problem.may_deal:
+        is_known = problem.prices.may_deal_beside_decodes
+        are_few = for_prefill >= 32 and len(tiles) <= 6 * for_prefill
         is_better = problem.group_size >= 4 or _lacks_a_round(prefill, tiles, for_prefill)
         is_long = not _are_short(prefill, tiles, for_prefill)
-        if is_alone or (may_deal and is_better and is_long):
+        if is_alone or (is_known and are_few and is_better and is_long):
             own, shared, merges = _dealt(prefill, for_prefill, is_alone)
     decodes, more, claimed = [], [], 0
     if for_decode:
@@ -168,8 +169,8 @@ def _parts(problem: Problem, line: Line, ctas: int) -> tuple[int, list[int], int
         own = fitting_slices(len(line), all_parts)
         own = all_parts if own < all_parts * Fraction(7, 8) else own
         return own, [i * total // own for i in range(own)], total, []
-    shared = min(ctas, total // SHARED // least) if active > 1 else 0
-    end = total - total // SHARED if shared else total
+    shared = min(ctas, total // PER_SHARED_PREFILL // least) if active > 1 else 0
+    end = total - total // PER_SHARED_PREFILL if shared else total
     own = max(1, min(ctas, end // least))
     return own, [i * end // own for i in range(own)], end, [1] * shared
 
@@ -196,7 +197,7 @@ def _rounds(items: int, ctas: int, active: int) -> tuple[int, int, bool]:
 
     And whether no round is left out for that.
     """
-    most = items - ceil(max(Fraction(items, SHARED), Fraction(active, 2)))
+    most = items - ceil(max(Fraction(items, PER_SHARED_PREFILL), Fraction(active, 2)))
     if most < ctas:
         return 0, 0, False
     each = ceil(Fraction(most, ctas + (ROUNDS - 1) * active))
@@ -220,7 +221,7 @@ def _decodes(
     heads = [[i for i in query_tiles(decode) if i.kv_head == h] for h in range(decode.num_kv_heads)]
     lines, slices = laid([ordered(items) for items in heads], ctas)
     total, model = length(decode, lines[0]), decode.cost_model
-    rest = total // DECODES_SHARED
+    rest = total // PER_SHARED_DECODE
     own, tiles = total - rest, ceil(problem.prices.claim / decode.keys)
     shortest = max(tiles * model.per_tile, 2 * model.grain * model.per_tile)
     shares = [size for size in ([4, 2, 1], [2, 1]) if rest >= sum(size) * slices * shortest]

@@ -10,6 +10,9 @@ namespace warploom {
 // A whole item may exceed an equal slice by 1 / kLate of the shortest item that is cut: LATE of
 // scheduler/model/roles.py.
 constexpr int kLate = 8;
+// 1 of so many CTAs may idle so that few prefills are cut into equal parts: PER_IDLE_OF_FEW of
+// scheduler/partition/role_lists.py.
+constexpr int kPerIdleOfFew = 8;
 
 template <class Params, class Team>
 class Line {
@@ -29,10 +32,10 @@ class Line {
   WL_FN int heads() const { return heads_; }
 
   // Puts the tiles on the line in the order longest, shortest, second longest, ...; with
-  // `as_they_are` (some segment has several tiles) in the order of their numbers.
-  WL_FN void lay(bool as_they_are) {
+  // `keeps_order` (some segment has several tiles) in the order of their numbers.
+  WL_FN void place_tiles(bool keeps_order) {
     const Range mine = team_.range(tiles_);
-    if (as_they_are) {
+    if (keeps_order) {
       team_.each(mine, [&](int t) { s_.order[t] = t; });
     } else {
       team_.each(mine, [&](int t) { s_.sort[t] = wide(0x7ffffffe - s_.visible[t]) << 32 | t; });
@@ -42,11 +45,11 @@ class Line {
       });
     }
     wide cost = 0, total = 0;
-    team_.each(mine, [&](int t) { cost += cost_of(s_.visible[s_.order[t]]); });
+    team_.each(mine, [&](int t) { cost += cost_of_chunk(z_, s_.visible[s_.order[t]]); });
     wide begin = team_.before(cost, total);
     team_.each(mine, [&](int t) {
       s_.begin[t] = begin;
-      begin += cost_of(s_.visible[s_.order[t]]);
+      begin += cost_of_chunk(z_, s_.visible[s_.order[t]]);
     });
     head_length_ = total;
     head_at_ = Steps<wide>(total);
@@ -60,8 +63,8 @@ class Line {
   // Whether no item is worth cutting if `ctas` CTAs share the line.
   WL_FN bool is_short(int ctas) const { return p_.active_ctas > 1 && !has_long(least_cut(ctas)); }
 
-  // Whether `share` would cut the line into rounds of whole items and leave no round out, provided
-  // that the rest of the line behind the rounds is long enough.
+  // Whether `cut_prefills` would cut the line into rounds of whole items and leave no round out,
+  // provided that the rest of the line behind the rounds is long enough.
   WL_FN bool has_all_rounds(int ctas) const {
     return p_.active_ctas > 1 && !fit_cache() && rounds_of(ctas).are_all;
   }
@@ -69,24 +72,24 @@ class Line {
   // Finds the boundaries of the slices that `ctas` CTAs own and, behind them, of the shared slices.
   // If no item is worth cutting, slices are lists of whole items. If the items read more keys than
   // the cache holds, slices are rounds of such lists. Else slices are equal.
-  WL_FN void share(int ctas) {
+  WL_FN void cut_prefills(int ctas) {
     const bool has_others = p_.active_ctas > 1;
     const bool is_whole = is_short(ctas);
     const bool fits = !has_others || fit_cache();
     Cuts cuts = {};
     if (is_whole) {
       is_by_tile_ = fits;
-      cuts = share_whole(ctas);
+      cuts = whole_cuts(ctas);
     } else if (!fits) {
-      cuts = share_rounds(ctas);
+      cuts = round_cuts(ctas);
     }
-    mark_slices(cuts.slices > 0 ? cuts : share_equal(ctas));
+    mark_slices(cuts.slices > 0 ? cuts : equal_cuts(ctas));
   }
 
   // The same for a line of decodes: `slices` own slices, and as many shared slices of each length.
   // It takes the most lengths with which a slice of the shortest length is, on average, worth
   // claiming. Returns false, and finds no boundaries, if two lengths are already too many.
-  WL_FN bool share_decodes(int slices) {
+  WL_FN bool cut_decodes(int slices) {
     const wide rest = quotient(length(), wide(p_.per_shared_decode));
     for (int lengths = kEnds; lengths > 1; --lengths) {
       if (rest < shortest_in(lengths) * slices * wide(p_.decode_claim)) continue;
@@ -97,7 +100,7 @@ class Line {
   }
 
   // Finds boundaries of `slices` slices: the option whose longest CTA is shortest.
-  WL_FN void choose(int slices) {
+  WL_FN void cut_balanced(int slices) {
     slices_ = {slices, 0};
     working_ = max(1, int(min(wide(slices), length() / least_slice())));
     fitting_ = fitting_slices(working_);
@@ -156,7 +159,7 @@ class Line {
   WL_FN static wide shortest_in(int lengths) { return (wide(1) << lengths) - 1; }
 
   // Lists of whole items.
-  WL_FN Cuts share_whole(int ctas) const {
+  WL_FN Cuts whole_cuts(int ctas) const {
     const int each = (items() - 1) / (ctas + (kPrefillLists - 1) * p_.active_ctas) + 1;
     const int lists = (items() - 1) / each + 1;
     return {min(ctas, lists), lists, each, length(), 0, 1};
@@ -164,7 +167,7 @@ class Line {
 
   // Rounds of lists of whole items, and behind them `ends` slices of each of kEnds lengths. Nothing
   // if these slices would be too short, or if there are too few items for rounds.
-  WL_FN Cuts share_rounds(int ctas) const {
+  WL_FN Cuts round_cuts(int ctas) const {
     const Rounds rounds = rounds_of(ctas);
     if (rounds.lists == 0) return {};
     const wide end = position({rounds.each * rounds.lists, 0});
@@ -177,12 +180,12 @@ class Line {
   // Equal own slices of most of the line, and equal shared slices of the rest. If items are few,
   // own slices take the whole line, since the rest would be pieces of one or two items. Then all
   // items have equally many slices, unless too many CTAs would have none.
-  WL_FN Cuts share_equal(int ctas) const {
+  WL_FN Cuts equal_cuts(int ctas) const {
     const wide rest = quotient(length(), wide(p_.per_shared_prefill)), least = least_slice();
     if (2 * items() <= ctas) {
       const int all = max(1, int(min(wide(ctas), quotient(length(), least))));
       const int fitting = fitting_slices(all);
-      const int own = (all - fitting) * p_.per_shared_prefill <= all ? fitting : all;
+      const int own = (all - fitting) * kPerIdleOfFew <= all ? fitting : all;
       return {own, own, 0, length(), 0, 1};
     }
     const int shared = p_.active_ctas > 1 ? int(min(wide(ctas), quotient(rest, least))) : 0;
@@ -236,8 +239,6 @@ class Line {
     return cuts.per_length * (longest - here) + within * (here >> 1);
   }
 
-  WL_FN wide cost_of(int visible) const { return z_.fixed + wide(z_.per_tile) * visible; }
-
   WL_FN int fitting_slices(int slices) const {
     if (items() <= slices) return slices / items() * items();
     const int each = (items() - 1) / slices + 1;
@@ -248,7 +249,7 @@ class Line {
     if (mark.item == items()) return length();
     const int head = head_of_item_.of(mark.item);
     const wide begin = head * head_length_ + s_.begin[mark.item - head * tiles_];
-    return begin + (mark.visible > 0 ? cost_of(mark.visible) : 0);
+    return begin + (mark.visible > 0 ? cost_of_chunk(z_, mark.visible) : 0);
   }
 
   // Writes the boundaries of all options: two at ends of items, two that may cut items; of each
@@ -285,7 +286,7 @@ class Line {
   // key tile. No piece becomes shorter than a grain.
   WL_FN Mark move(int item, int visible, wide into, wide snap) const {
     const int grain = z_.grain;
-    const wide cost = cost_of(visible);
+    const wide cost = cost_of_chunk(z_, visible);
     const Mark nearest{item + (2 * into >= cost), 0};
     if (min(into, cost - into) <= snap || visible < 2 * grain) return nearest;
     const int done =

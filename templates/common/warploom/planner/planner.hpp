@@ -92,9 +92,9 @@ class Planner : public PlannerBase<K, Team, Planner<K, Team>> {
   WL_FN void assign() {
     if (plan_.tiles() == 0) return;
     plan_.count_visible();
-    auto line = plan_.lay(p_.heads_per_line);
-    line.choose(p_.slices);
-    plan_.adopt(line, p_.lines);
+    auto line = plan_.line_of(p_.heads_per_line);
+    line.cut_balanced(p_.slices);
+    plan_.take_cuts(line, p_.lines);
   }
 
   // Writes the header and cta_indptr, which a kernel reads first and without which it does nothing.

@@ -29,22 +29,22 @@ class RolePlan : public QueryTiles<K, Team> {
       : Base(p, shape, team, memory), marks_(s_.marks) {}
 
   // Puts the tiles on a line with `heads` heads. Call it after count_visible().
-  WL_FN Line<Params, Team> lay(int heads) {
-    heads_ = heads;  // for prefills adopt() sets the same: a device needs no register for it
+  WL_FN Line<Params, Team> line_of(int heads) {
+    heads_ = heads;  // for prefills take_cuts() sets the same: a device needs no register for it
     Line<Params, Team> line(p_, z_, team_, s_, tiles_, heads);
-    line.lay(has_several_);
+    line.place_tiles(has_several_);
     return line;
   }
 
   // Shares prefills of all heads out among `ctas` CTAs. Whether there are no decodes (is_alone)
   // matters only to classes that replace this one, such as DealtPrefills.
-  WL_FN void share(Line<Params, Team>& line, int ctas, bool /* is_alone */) {
-    line.share(ctas);
-    adopt(line, 1);
+  WL_FN void partition_prefills(Line<Params, Team>& line, int ctas, bool /* is_alone */) {
+    line.cut_prefills(ctas);
+    take_cuts(line, 1);
   }
 
   // Takes the boundaries of `line` for `lines` equal lines.
-  WL_FN void adopt(const Line<Params, Team>& line, int lines) {
+  WL_FN void take_cuts(const Line<Params, Team>& line, int lines) {
     lines_ = lines;
     slices_ = line.slices();
     heads_ = line.heads();
@@ -58,7 +58,7 @@ class RolePlan : public QueryTiles<K, Team> {
     const CutCount line = cuts_of_line();
     return {lines_ * (items() + line.cuts), lines_ * line.opens, lines_ * (line.cuts + line.opens)};
   }
-  // Numbers of own and shared lists, and of items in CTAs' own lists: 0 before adopt().
+  // Numbers of own and shared lists, and of items in CTAs' own lists: 0 before take_cuts().
   WL_FN OwnAndShared lists() const { return {lines_ * slices_.own, lines_ * slices_.shared}; }
   WL_FN int own_items() const { return slices_.own > 0 ? lines_ * items_before(slices_.own) : 0; }
 
@@ -80,7 +80,7 @@ class RolePlan : public QueryTiles<K, Team> {
     if constexpr (Team::kIsHost) {
       write_in_order();
     } else {
-      run_of_item_ = Steps<int>(run());  // kept since adopt(), it would take registers
+      run_of_item_ = Steps<int>(run());  // kept since take_cuts(), it would take registers
       team_.each_line(slices(), lines_, [&](int i, Range lines) { write_pieces(i, lines); });
       write_side_by_side();
     }

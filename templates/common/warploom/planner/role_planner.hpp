@@ -22,7 +22,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
  private:
   using Base::p_, Base::team_;
 
-  // Lines of prefills are cut by Line::share; they never have several options of boundaries.
+  // Lines of prefills are cut by Line::cut_prefills; they never have several options of boundaries.
   WL_FN static RoleShape shape_of_prefills(const Params& p) {
     RoleShape z = shape_of_all(p);
     z.max_slices = kPrefillLists * p.active_ctas;
@@ -56,19 +56,18 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
   WL_FN void assign() {
     prefill_.count_visible();
     decode_.count_visible();  // before there are lines, which would take up registers
-    auto prefills = prefill_.lay(p_.num_kv_heads);
-    auto decodes = decode_.lay(p_.num_kv_heads);
+    auto prefills = prefill_.line_of(p_.num_kv_heads);
+    auto decodes = decode_.line_of(p_.num_kv_heads);
     const int ctas = prefill_ctas(prefills.length(), decodes.length());
     first_prefill_ = p_.active_ctas - ctas;
     const bool has_prefills = prefill_.tiles() > 0;
-    if (has_prefills) prefill_.share(prefills, ctas, decode_.tiles() == 0);
+    if (has_prefills) prefill_.partition_prefills(prefills, ctas, decode_.tiles() == 0);
     if (decode_.tiles() > 0) {
       const Grid grid = grid_of(max(1, first_prefill_));
       decodes.set_heads(grid.heads);
-      const bool is_shared =
-          has_prefills && first_prefill_ > 1 && decodes.share_decodes(grid.slices);
-      if (!is_shared) decodes.choose(grid.slices);
-      decode_.adopt(decodes, grid.lines);
+      const bool is_shared = has_prefills && first_prefill_ > 1 && decodes.cut_decodes(grid.slices);
+      if (!is_shared) decodes.cut_balanced(grid.slices);
+      decode_.take_cuts(decodes, grid.lines);
     }
   }
 

@@ -23,6 +23,12 @@ struct RoleShape {
   }
 };
 
+// The cost of a chunk of a query tile: `CostModel.of_chunks`. `Model` has costs as RoleShape has.
+template <class Model>
+WL_FN wide cost_of_chunk(const Model& model, int visible) {
+  return model.fixed + wide(model.per_tile) * visible;
+}
+
 // The shape of a plan's only role, which all segments take.
 template <class Params>
 WL_FN RoleShape shape_of_all(const Params& p) {

@@ -10,11 +10,6 @@ struct DealtItem {
   int tile, head, cta;
 };
 
-template <class Params>
-WL_FN wide cost_of_item(const Params& p, int visible) {
-  return p.fixed + wide(p.per_tile) * visible;
-}
-
 template <class K, class Team>
 class AssigningOrder {
   using Params = typename K::Params;
@@ -32,7 +27,7 @@ class AssigningOrder {
 
   // Writes items in order: the longest first, up to the tolerance; items of like cost by segment,
   // head and rows. If there are sections, the items are then sorted by section.
-  WL_FN void lay(DealtItem* items, wide mean) {
+  WL_FN void write_longest_first(DealtItem* items, wide mean) {
     const int tiles = tiles_.tiles();
     const wide grade = max(wide(1), mean / p_.tolerance);
     wide most = 0;
@@ -50,14 +45,14 @@ class AssigningOrder {
         for (int i = begin; i < end; ++i) *item++ = {int(falling[i]), head, 0};
       }
     }
-    if (has_sections()) sort_by_section(items, int(item - items));
+    if (p_.section_keys > 0 && tiles_share_keys()) sort_by_section(items, int(item - items));
   }
 
  private:
-  // Whether several tiles read the same keys on average, and the cache does not hold all keys.
-  WL_FN bool has_sections() const {
+  // Whether several tiles read the same keys on average: the function of model/problem.py.
+  WL_FN bool tiles_share_keys() const {
     const wide rows = wide(p_.qo_indptr[p_.num_requests]) * p_.group_size;
-    return p_.section_keys > 0 && rows >= wide(p_.sharing_tiles) * p_.rows * p_.num_requests;
+    return rows >= wide(p_.sharing_tiles) * p_.rows * p_.num_requests;
   }
 
   WL_FN void sort_by_section(DealtItem* items, int count) {
@@ -97,7 +92,7 @@ class AssigningOrder {
     }
   }
 
-  WL_FN wide cost(int tile) const { return cost_of_item(p_, tiles_.visible(tile)); }
+  WL_FN wide cost(int tile) const { return cost_of_chunk(p_, tiles_.visible(tile)); }
 
   const Params& p_;
   Tiles& tiles_;

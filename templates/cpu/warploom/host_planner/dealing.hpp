@@ -35,7 +35,7 @@ class Dealing {
     wide total = 0;
     for (int t = 0; t < tiles_.tiles(); ++t) total += cost(t);
     const wide mean = (total * p_.num_kv_heads + p_.active_ctas - 1) / p_.active_ctas;
-    order_.lay(s_.items, mean);
+    order_.write_longest_first(s_.items, mean);
     deal();
     for (int cta = 0; cta < p_.active_ctas; ++cta) {
       level_.tiles(cta) = tiles_.visible(s_.items[s_.last[cta]].tile);
@@ -118,7 +118,7 @@ class Dealing {
     }
   };
 
-  WL_FN wide cost(int tile) const { return cost_of_item(p_, tiles_.visible(tile)); }
+  WL_FN wide cost(int tile) const { return cost_of_chunk(p_, tiles_.visible(tile)); }
 
   // Gives every item, in order, to the (first) CTA with the least load (Algorithm 1).
   WL_FN void deal() {

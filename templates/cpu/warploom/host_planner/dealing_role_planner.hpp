@@ -24,13 +24,13 @@ class DealtPrefills : public RolePlan<K, Team> {
 
   WL_FN char* scratch_end() const { return dealing_.scratch_end(); }
 
-  WL_FN void share(Line<Params, Team>& line, int ctas, bool is_alone) {
+  WL_FN void partition_prefills(Line<Params, Team>& line, int ctas, bool is_alone) {
     if (is_alone || are_dealt(line, ctas)) {
       params_.active_ctas = ctas;
       dealing_.assign(/* leaves_some */ !is_alone);
       is_dealt_ = true;
     } else {
-      Base::share(line, ctas, is_alone);
+      Base::partition_prefills(line, ctas, is_alone);
     }
   }
 
@@ -51,13 +51,14 @@ class DealtPrefills : public RolePlan<K, Team> {
   // The parameters with the costs of items that are dealt.
   WL_FN static Params for_dealing(const Params& p) {
     Params dealt = p;
-    dealt.fixed = p.dealt_fixed, dealt.per_tile = p.dealt_per_tile;
-    dealt.grain = p.dealt_grain, dealt.partial = p.dealt_partial;
+    dealt.fixed = p.deal_cost_fixed, dealt.per_tile = p.deal_cost_per_tile;
+    dealt.grain = p.deal_cost_grain, dealt.partial = p.deal_cost_partial;
     return dealt;
   }
   // Whether prefills beside decodes are dealt (decision 0062).
   WL_FN bool are_dealt(const Line<Params, Team>& line, int ctas) const {
-    if (ctas < params_.fewest_dealers || line.items() > params_.most_dealt * ctas) return false;
+    if (ctas < params_.fewest_dealers || line.items() > params_.most_dealt_per_cta * ctas)
+      return false;
     const bool is_better =
         params_.group_size >= params_.smallest_group || !line.has_all_rounds(ctas);
     return is_better && !line.is_short(ctas);

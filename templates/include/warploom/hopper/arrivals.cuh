@@ -26,9 +26,9 @@ struct Arrivals {
   static constexpr int kKeys = kValues + (kBulk && K::Config::kColumnPositions ? kWarpSize : 0);
   // Arrivals on the barriers that consumers wait for.
   static constexpr int kChangers = Shared<K>::kWidensAhead ? kConsumers : kTransformer;
-  static constexpr int kFullQueries = Shared<K>::kLandsQueries ? kTransformer : kQueries;
-  static constexpr int kFullKeys = (Shared<K>::kLandsKeys ? kChangers : kKeys) + kColumnThreads;
-  static constexpr int kFullValues = Shared<K>::kLandsValues ? kChangers : kValues;
+  static constexpr int kFullQueries = Shared<K>::kTwoPhaseQueries ? kTransformer : kQueries;
+  static constexpr int kFullKeys = (Shared<K>::kTwoPhaseKeys ? kChangers : kKeys) + kColumnThreads;
+  static constexpr int kFullValues = Shared<K>::kTwoPhaseValues ? kChangers : kValues;
 };
 
 template <class K>

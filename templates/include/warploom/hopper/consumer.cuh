@@ -29,9 +29,9 @@ class Consumer {
   static constexpr int kWarpgroups = C::kRows / 64;
   static constexpr int kPingpongThreads = 2 * 128;  // of two neighbours
   static constexpr bool kTransformsQueries =
-      Variant::kHasQueryTransform && !Shared<K>::kLandsQueries;
-  static constexpr bool kChangesKeys = KeyStaging<K>::kChanges && !Shared<K>::kLandsKeys;
-  static constexpr bool kChangesValues = ValueStaging<K>::kChanges && !Shared<K>::kLandsValues;
+      Variant::kHasQueryTransform && !Shared<K>::kTwoPhaseQueries;
+  static constexpr bool kChangesKeys = KeyStaging<K>::kChanges && !Shared<K>::kTwoPhaseKeys;
+  static constexpr bool kChangesValues = ValueStaging<K>::kChanges && !Shared<K>::kTwoPhaseValues;
   // Rows that a thread transforms at a time: as many as registers hold beside the accumulators.
   template <class Hook, class Lanes = HookLanes<Hook, K>>
   static constexpr int kBatch = C::kBulk && Lanes::kHalvesVectors && !Lanes::kIsValue &&
@@ -242,7 +242,7 @@ class Consumer {
       transform_queries<S::kThreads, HookLanes<QueryHook<K>, K>::kOfQueries>(
           item, shared_.queries(query_ring_.stage), unknown_thread(threadIdx.x));
       publish_to_all();
-    } else if constexpr (!Shared<K>::kLandsQueries) {
+    } else if constexpr (!Shared<K>::kTwoPhaseQueries) {
       // Rows came by cp.async; the copying threads waited for them and arrived on the barrier. This
       // thread's fence orders everything that the thread has waited for before its products,
       // whichever thread wrote it.
@@ -256,7 +256,7 @@ class Consumer {
     const Visit visit = barriers_.visits[ring_.stage];
     if constexpr (kChangesKeys) {
       change<KeyStaging<K>>(item, shared_.keys(ring_.stage), columns(item, visit, slot));
-    } else if constexpr (!C::kBulk && !Shared<K>::kLandsKeys) {
+    } else if constexpr (!C::kBulk && !Shared<K>::kTwoPhaseKeys) {
       fence_async_proxy();
     }
     return visit;
@@ -265,7 +265,7 @@ class Consumer {
   WL_FN void wait_values(const Item<K>& item, const Columns<K>& columns, const Visit& visit,
                          const Ring<C::kStages>& ring) const {
     barrier_wait(&barriers_.v_full[ring.stage], ring.phase);
-    if constexpr (Shared<K>::kLandsValues) return;  // absent values are zeros
+    if constexpr (Shared<K>::kTwoPhaseValues) return;  // absent values are zeros
     typename C::Element* staged = shared_.values(ring.stage);
     // Unless keys are listed, only the last tile of an item lacks some: the loop over the other
     // tiles has no code for that.

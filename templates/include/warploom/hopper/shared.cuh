@@ -41,14 +41,15 @@ struct Shared {
                                        !KeyStaging<K>::kTransforms && !ValueStaging<K>::kTransforms;
   // A warpgroup widens a tile before it has released the tile in front.
   static_assert(!kWidensAhead || C::kStages >= 2, "with one stage it would wait for itself");
-  // A tile that the transformer changes, or that is widened ahead, has landed before it is full.
-  static constexpr bool kLandsQueries = kHasTransformer<K> && Variant::kHasQueryTransform;
+  // A tile that the transformer changes, or that is widened ahead, has two phases: it has landed
+  // before it is full.
+  static constexpr bool kTwoPhaseQueries = kHasTransformer<K> && Variant::kHasQueryTransform;
   // Where keys are listed, the transformer learns the values' positions with the keys.
-  static constexpr bool kLandsKeys =
+  static constexpr bool kTwoPhaseKeys =
       kWidensAhead ||
       (kHasTransformer<K> &&
        (KeyStaging<K>::kChanges || (ValueStaging<K>::kChanges && C::kBulk && C::kColumnPositions)));
-  static constexpr bool kLandsValues =
+  static constexpr bool kTwoPhaseValues =
       kWidensAhead || (kHasTransformer<K> && ValueStaging<K>::kChanges);
   // Barriers of rings of items and tiles. The keys' producer writes to `visits` which tile they
   // are.
@@ -59,9 +60,9 @@ struct Shared {
     Barrier v_landed[C::kStages], v_full[C::kStages], v_empty[C::kStages];
     Visit visits[round_up(C::kStages, 2)];
     // The barriers that copies arrive on.
-    WL_FN Barrier* q_copied(int i) { return kLandsQueries ? q_landed + i : q_full + i; }
-    WL_FN Barrier* k_copied(int i) { return kLandsKeys ? k_landed + i : k_full + i; }
-    WL_FN Barrier* v_copied(int i) { return kLandsValues ? v_landed + i : v_full + i; }
+    WL_FN Barrier* q_copied(int i) { return kTwoPhaseQueries ? q_landed + i : q_full + i; }
+    WL_FN Barrier* k_copied(int i) { return kTwoPhaseKeys ? k_landed + i : k_full + i; }
+    WL_FN Barrier* v_copied(int i) { return kTwoPhaseValues ? v_landed + i : v_full + i; }
   };
 
   static constexpr int kSlabStride = S::kDimV + 8;

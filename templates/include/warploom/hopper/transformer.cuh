@@ -37,8 +37,8 @@ class Transformer {
     for (int i = list.begin; i < list.end; ++i) {
       const Item<K> item = items.next();
       thread_ = unknown_thread(thread_);
-      if constexpr (Shared<K>::kLandsQueries) take_queries(item);
-      if constexpr (Shared<K>::kLandsKeys || Shared<K>::kLandsValues) walk_keys(item);
+      if constexpr (Shared<K>::kTwoPhaseQueries) take_queries(item);
+      if constexpr (Shared<K>::kTwoPhaseKeys || Shared<K>::kTwoPhaseValues) walk_keys(item);
       barrier_arrive_warp(&barriers_.item_empty[item.arena.item_stage]);
     }
   }
@@ -57,7 +57,7 @@ class Transformer {
     KeyWalk<K> walk(item, 0);
     for (Visit visit = walk.next(); visit.exists(); visit = walk.next()) {
       const Columns<K> columns{item, visit, shared_.positions(slot_)};
-      if constexpr (Shared<K>::kLandsKeys) {
+      if constexpr (Shared<K>::kTwoPhaseKeys) {
         barrier_wait(&barriers_.k_landed[ring_.stage], ring_.phase);
         if constexpr (KeyStaging<K>::kChanges) {
           change<KeyStaging<K>>(item, of_keys, shared_.keys(ring_.stage), columns);

@@ -2,7 +2,7 @@
 
 Consecutive batches of a server often differ only in lengths and page numbers: the same planner
 plans them for the same kernel into the same layout. The conditions for that are kept as limits on
-the numbers of a batch, so that compiled code (`again.hpp`) can check them and plan at once. All
+the numbers of a batch, so that compiled code (`replan.hpp`) can check them and plan at once. All
 other batches, and all invalid ones, take the long way through `planner.Planner`. For a batch within
 the limits the long way would make the same plan.
 """
@@ -23,12 +23,12 @@ from warploom.runtime.strategies.size_classes import SizeClass
 from warploom.scheduler.model.bounds import INT32_MAX
 from warploom.scheduler.model.problem import SHARING_TILES
 
-_ALIKE = struct.Struct("=3q23i4x")  # warploom::Alike
+_GUARD = struct.Struct("=3q23i4x")  # warploom::ReplanGuard
 _UNASKED = (0,) * 3, (1, 1, 1, 1, 0), (0,) * 4  # values if it is not checked that two roles pay
 
 
 class Limits:
-    """Limits of the numbers of batches that are planned alike.
+    """Limits of the numbers of batches that one guard admits.
 
     Attributes:
         least, most: limits by name: requests, then the members of `warploom::Lengths` in its order.
@@ -67,8 +67,10 @@ class Limits:
         self.keep("busy", busy, busy)
 
 
-class Again:
-    """Which batches are planned like a given one: with its choice, into its size class.
+class ReplanGuard:
+    """Which batches are planned like a given one, with its choice, into its size class.
+
+    Compiled code checks a batch against it as it would a guard of a compiled graph.
 
     Attributes:
         size_class: the given batch's size class.
@@ -85,7 +87,7 @@ class Again:
         self.size_class = size_class
         self._rules, self._sizes = rules, sizes
 
-    def repeats(self, before: Again | None) -> bool:
+    def repeats(self, before: ReplanGuard | None) -> bool:
         """Whether the previous plan was like this one, so that the next plan may be, too."""
         if before is None or before.size_class is not self.size_class:
             return False
@@ -114,7 +116,7 @@ class Again:
             return _packed(limits)
         if mixes is not None and may_be_mixed(sizes, heads.group_size):
             mix = mixes.all[0]  # for others, each mix before would have to be checked, too
-            if size_class.choice is not mix.choice or not _is_counted(size_class, mix, heads):
+            if size_class.choice is not mix.choice or not _is_in_range(size_class, mix, heads):
                 return None
             limits.keep("requests", 2)
             limits.keep("longest_q", MANY_ROWS // heads.group_size + 1)
@@ -146,10 +148,10 @@ def _packed(limits: Limits, mix: Mix | None = None, heads: int = 0, ctas: int = 
         sizes = mix.sizes
     fewest, *least = limits.least.values()
     many, *most = limits.most.values()
-    return _ALIKE.pack(*prices, *ways, *sizes, fewest, many, *least, *most)
+    return _GUARD.pack(*prices, *ways, *sizes, fewest, many, *least, *most)
 
 
-def _is_counted(size_class: SizeClass, mix: Mix, heads: Heads) -> bool:
+def _is_in_range(size_class: SizeClass, mix: Mix, heads: Heads) -> bool:
     """Whether 63 bits hold the sum of picoseconds of all work that there is room for."""
     site, sizes, cost = size_class.site, mix.sizes, mix.cost
     key_tiles = site.room.bounds.max_kv_len // min(sizes.keys, sizes.decode_keys) + 1
@@ -158,9 +160,9 @@ def _is_counted(size_class: SizeClass, mix: Mix, heads: Heads) -> bool:
 
 
 def _keep_partition(limits: Limits, size_class: SizeClass, sizes: Sizes, group_size: int) -> None:
-    """Allow batches that get the same partition with the one tile: see `Rules.uses_stream_k`."""
+    """Allow batches with the same `Rules.assigns_longest_first` for the one tile."""
     most = (SHARING_TILES * size_class.kernel.tile.rows - 1) // group_size
-    if size_class.lists is None and sizes.longest_q <= most:
+    if size_class.longest_first is None and sizes.longest_q <= most:
         limits.keep("longest_q", 0, most)  # then the mean of tiles stays below SHARING_TILES
     else:
         limits.keep_equal(sizes)

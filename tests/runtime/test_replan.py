@@ -153,7 +153,7 @@ def test_a_cpu_gets_the_plans_of_the_long_way(
     tile: TileConfig | None, kv_format: KVFormat, bounds: wl.Bounds | None, data: st.DataObject
 ) -> None:
     short, long = (wrapper(kv_format, tile=tile, bounds=bounds) for _ in range(2))
-    long._planner.again = lambda *_: None  # type: ignore[method-assign]
+    long._planner.replan = lambda *_: None  # type: ignore[method-assign]
     for at, lengths in enumerate(data.draw(steps())):
         batch = spoiled(data.draw, arguments(lengths, kv_format, at))
         results: list[Any] = []
@@ -172,14 +172,14 @@ def test_a_cpu_gets_the_plans_of_the_long_way(
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each plan was made in few calls, as long as those are asked for."""
     told: list[bool] = []
-    again = HostStrategy.again
+    replan = HostStrategy.replan
 
     def asked(self: HostStrategy, *args: Any) -> Planned | None:
-        planned = again(self, *args)
+        planned = replan(self, *args)
         told.append(planned is not None)
         return planned
 
-    monkeypatch.setattr(HostStrategy, "again", asked)
+    monkeypatch.setattr(HostStrategy, "replan", asked)
     return told
 
 
@@ -271,16 +271,16 @@ def test_who_else_plans_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
     def steady() -> None:
         for _ in range(2):
             made.plan(batch, True)
-        assert planner.again(batch) is not None
+        assert planner.replan(batch) is not None
 
     steady()
     planner.plan(make_batch(kv_format, *batch[:4]), made.inputs)
-    assert planner.again(batch) is None
+    assert planner.replan(batch) is None
     steady()
     on_device: Any = object()
     monkeypatch.setattr(planner._strategies[0], "read", lambda _: on_device)
     assert planner.read(batch) is on_device
-    assert planner.again(batch) is None
+    assert planner.replan(batch) is None
 
 
 @pytest.mark.parametrize("names", [{}, {"paged_kv_indptr": [0, 3]}], ids=str)
