@@ -11,7 +11,8 @@ from warploom.dsl.types.doubles import check_doubles
 from warploom.dsl.values.arrays import for_torch
 from warploom.dsl.values.position import Position
 from warploom.dsl.values.stand_ins import uncompiled, unseen
-from warploom.dsl.values.symbols import Value
+from warploom.dsl.values.symbols import Value, refusing_foreign
+from warploom.dsl.values.words import of_flex
 from warploom.dsl.variants.block_lists import BlockLists
 from warploom.dsl.variants.capture import Captures, indexing, is_tensor, rebuild
 from warploom.dsl.variants.check import signature_problem
@@ -24,6 +25,7 @@ _SIGNATURES = {
     "score_mod": "(score, b, h, q_idx, kv_idx)",
     "mask_mod": "(b, h, q_idx, kv_idx)",
 }
+_SHOWN = {"logits_transform": "score_mod", "logits_mask": "mask_mod"}
 
 
 class Flex(Variant):
@@ -62,7 +64,7 @@ class Flex(Variant):
         if function is None:
             return value[0] if value else True
         reading: Reading = self.__dict__[READING]
-        with indexing(self._captures, reading):
+        with of_flex(), refusing_foreign(), indexing(self._captures, reading):
             bound = rebuild(
                 function, lambda name, tensor: self._captures.read(tensor, name, reading)
             )
@@ -87,6 +89,9 @@ class Flex(Variant):
 
     def functor(self, hook: str) -> Any:
         return self._functions.get(hook) or super().functor(hook)
+
+    def shown_hook(self, hook: str) -> str:
+        return _SHOWN.get(hook, hook)
 
     def fields(self) -> dict[str, Field]:
         # __setattr__ calls this before `_captures` is set
