@@ -181,7 +181,8 @@ def flex(
             reason = "is given beside mask_mod; a BlockMask has a mask_mod, give one of both"
             raise ArgumentError(name="block_mask", reason=reason)
         if not hasattr(block_mask, "kv_num_blocks"):
-            reason = f"is {block_mask!r}, no BlockMask; give functions as mask_mod=..."
+            no_mask = f"is {block_mask!r}, no BlockMask; give functions as mask_mod=..."
+            reason = _no_function(block_mask) or no_mask
             raise ArgumentError(name="block_mask", reason=reason)
         mask_mod = block_mask
     lists = BlockLists(mask_mod) if hasattr(mask_mod, "kv_num_blocks") else None
@@ -195,21 +196,26 @@ def flex(
     return made
 
 
-def _check_callable(kind: str, given: Any) -> None:
-    """Raise ArgumentError for an argument that is no function: a tensor, a variant, a name."""
+def _no_function(given: Any) -> str | None:
+    """What a tensor or a variant is to be given as, in place of a function; None for others."""
     if is_tensor(given):
-        reason = (
+        return (
             f"is a {type(given).__name__} of shape {tuple(given.shape)}, and no function. A mask "
             "of bools is the variant PackedMask(*pack_masks(masks)); a bias is score_mod=lambda "
             "score, b, h, q_idx, kv_idx: score + bias[q_idx, kv_idx]"
         )
-    elif isinstance(given, Variant) or (isinstance(given, type) and issubclass(given, Variant)):
-        reason = "is a variant already; give it as variant=..., or chain it with flex(...) by &"
-    elif not callable(given):
+    if isinstance(given, Variant) or (isinstance(given, type) and issubclass(given, Variant)):
+        return "is a variant; give it to attention as variant=..., or chain it with flex(...) by &"
+    return None
+
+
+def _check_callable(kind: str, given: Any) -> None:
+    """Raise ArgumentError for an argument that is no function: a tensor, a variant, a name."""
+    reason = _no_function(given)
+    if reason is None and not callable(given):
         reason = f"is {given!r}; expected a function {_SIGNATURES[kind]}"
-    else:
-        return
-    raise ArgumentError(name=kind, reason=reason)
+    if reason is not None:
+        raise ArgumentError(name=kind, reason=reason)
 
 
 def _meant(kind: str, function: Callable[..., Any]) -> str:
