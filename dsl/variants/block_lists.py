@@ -156,12 +156,15 @@ class BlockLists:
 
     @property
     def _shown(self) -> str:
-        return f"block_mask has lists of {self.lengths[0]} queries and {self.lengths[1]} keys"
+        return f"has lists of {self.lengths[0]} queries and {self.lengths[1]} keys"
 
     def _check_requests(self, requests: int) -> None:
         batches = self.states.shape[0]
         if batches not in (1, requests):
-            reason = f"has lists of {batches} requests; the batch has {requests}"
+            reason = (
+                f"has lists of {batches} requests; the batch has {requests}. Make the BlockMask "
+                f"with B={requests}, or B=None where all are alike"
+            )
             raise ArgumentError(name="block_mask", reason=reason)
 
 
