@@ -134,7 +134,11 @@ class BlockLists:
         if not len(q_lens) or got == self.lengths or self.sizes == (_NO_BLOCKS, _NO_BLOCKS):
             return
         is_longer = got[0] > self.lengths[0] or got[1] > self.lengths[1]
-        adjust = "" if is_longer else "crop it with block_mask._adjust(q_len, kv_len), "
+        adjust = (
+            "crop it with block_mask._adjust(q_len, kv_len), say block_mask.seq_lengths = (q_len, "
+            "kv_len) of one that was sliced, "
+        )
+        adjust = "" if is_longer else adjust
         reason = (
             f"{self._shown}; the batch has {got[0]} rows and {got[1]} keys. Make a BlockMask of "
             f"that size, {adjust}{_ALONE}"

@@ -25,6 +25,7 @@ _SIGNATURES = {
     "score_mod": "(score, b, h, q_idx, kv_idx)",
     "mask_mod": "(b, h, q_idx, kv_idx)",
 }
+_SLICED = "_sliced_mask_mod_error"  # the mask_mod of a sliced BlockMask, which only raises
 _SHOWN = {"logits_transform": "score_mod", "logits_mask": "mask_mod"}
 
 
@@ -176,15 +177,7 @@ def flex(
     if hasattr(score_mod, "mask_mod"):
         reason = f"is a {type(score_mod).__name__}, which is a mask; give it as mask_mod=..."
         raise ArgumentError(name="score_mod", reason=reason)
-    if block_mask is not None:
-        if mask_mod is not None:
-            reason = "is given beside mask_mod; a BlockMask has a mask_mod, give one of both"
-            raise ArgumentError(name="block_mask", reason=reason)
-        if not hasattr(block_mask, "kv_num_blocks"):
-            no_mask = f"is {block_mask!r}, no BlockMask; give functions as mask_mod=..."
-            reason = _no_function(block_mask) or no_mask
-            raise ArgumentError(name="block_mask", reason=reason)
-        mask_mod = block_mask
+    mask_mod = _mask_of(mask_mod, block_mask)
     lists = BlockLists(mask_mod) if hasattr(mask_mod, "kv_num_blocks") else None
     mask_mod = getattr(mask_mod, "mask_mod", mask_mod)
     for kind, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
@@ -194,6 +187,27 @@ def flex(
     made = Flex(score_mod, mask_mod, q_idx, lists, is_read)
     check_doubles(trace(made), made.doubles())
     return made
+
+
+def _mask_of(mask_mod: Any, block_mask: Any) -> Any:
+    """The one of both that is given; raises ArgumentError for both, and for what is no mask."""
+    if block_mask is not None:
+        if mask_mod is not None:
+            reason = "is given beside mask_mod; a BlockMask has a mask_mod, give one of both"
+            raise ArgumentError(name="block_mask", reason=reason)
+        if not hasattr(block_mask, "kv_num_blocks"):
+            no_mask = f"is {block_mask!r}, no BlockMask; give functions as mask_mod=..."
+            reason = _no_function(block_mask) or no_mask
+            raise ArgumentError(name="block_mask", reason=reason)
+        mask_mod = block_mask
+    if getattr(getattr(mask_mod, "mask_mod", None), "__name__", "") == _SLICED:
+        reason = (
+            "is a slice of another, which torch leaves without a mask_mod; set it, counting rows "
+            "from the slice's first: sliced.mask_mod = lambda b, h, q_idx, kv_idx: "
+            "mask_mod(b, h, q_idx + offset, kv_idx), and sliced.seq_lengths = (q_len, kv_len)"
+        )
+        raise ArgumentError(name="block_mask", reason=reason)
+    return mask_mod
 
 
 def _no_function(given: Any) -> str | None:

@@ -183,6 +183,22 @@ def test_masks_are_cropped_and_made_anew_as_in_torch() -> None:
     torch.testing.assert_close(found, expected)
 
 
+def test_slices_of_masks_need_a_mask_mod_and_lengths_as_in_torch() -> None:
+    q, k, v = tensors()
+    row = torch.tensor(33)
+    whole = create_block_mask(shifted, None, None, ROWS, KEYS, device="cpu", BLOCK_SIZE=32)
+    sliced: Any = whole[:, :, 1]
+    with pytest.raises(ArgumentError, match=r"is a slice .* q_idx \+ offset, kv_idx\), and sliced"):
+        wl.flex(block_mask=sliced)
+    sliced.mask_mod = lambda b, h, q_idx, kv_idx: shifted(b, h, q_idx + row, kv_idx)
+    with pytest.raises(ArgumentError, match=r"block_mask\.seq_lengths = .* that was sliced"):
+        wl.attention(q[:, :, :1], k, v, variant=wl.flex(block_mask=sliced), layout="HND")
+    sliced.seq_lengths = (1, KEYS)
+    found = wl.attention(q[:, :, 33:34], k, v, variant=wl.flex(block_mask=sliced), layout="HND")
+    expected = wl.attention(q, k, v, variant=wl.flex(mask_mod=shifted), layout="HND")
+    torch.testing.assert_close(found, expected[:, :, 33:34])
+
+
 def test_the_mask_for_no_mask_fits_every_length() -> None:
     q, k, v = tensors()
     none = torch_flex._create_empty_block_mask(
