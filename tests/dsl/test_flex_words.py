@@ -32,7 +32,7 @@ def counted(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 
 
 def nothing(score: Any, b: Any, h: Any, i: Any, j: Any) -> None:
-    score + 1
+    torch.exp(score)
 
 
 def asserts(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
