@@ -151,7 +151,7 @@ def _answer(
     named = [each for each in taken if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     known = [each.name for each in named]
     hints = {
-        given: meant(called, given) or hint(given, (), known)
+        given: meant(called, given) or hint(given, (), known, called)
         for given in kwargs
         if given not in known
     }

@@ -52,12 +52,16 @@ class BadHeadDim(UnsupportedSpec):
         "{name}={value} is not supported: it must be a multiple of {multiple} up to 256. {remedy}"
     )
 
-    def __init__(self, *, value: int, **facts: Any) -> None:
-        facts.setdefault(
-            "remedy",
-            "Pad the tensors." if value <= 256 else "No kernel serves heads of more than 256.",
-        )
-        super().__init__(value=value, **facts)
+    def __init__(self, *, value: int, multiple: int, **facts: Any) -> None:
+        remedy = "No kernel serves heads of more than 256."
+        if value <= 256:
+            remedy = (
+                f"Pad with zeros: torch.nn.functional.pad(x, (0, {-value % multiple})). If q and k "
+                f"are padded, the scale of q.k is still {value}**-0.5: give it; if v is, drop the "
+                "output's lanes behind."
+            )
+        facts.setdefault("remedy", remedy)
+        super().__init__(value=value, multiple=multiple, **facts)
 
 
 # --- arguments of plan and run ------------------------------------------------------------------

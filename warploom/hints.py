@@ -126,9 +126,73 @@ _ELSEWHERE = {
     ),
 }
 
+# What goes to `attention` in place of `flex_attention`, whose arguments are torch's.
+_ATTENTION = (
+    "It is an argument of warploom.attention(q, k, v, variant=warploom.flex(score_mod, mask_mod), "
+    "layout='HND')"
+)
+_FLEX_MASK = "give torch's create_block_mask(mask_mod, B, H, Q_LEN, KV_LEN) as block_mask"
+_FLEX_TENSOR = (
+    f"A tensor of bools is read by mask_mod=lambda b, h, q_idx, kv_idx: mask[b, q_idx, kv_idx]; "
+    f"{_FLEX_MASK}. What is added to scores is read by a score_mod."
+)
+_FLEX_BIAS = "It is a score_mod: lambda score, b, h, q_idx, kv_idx: score + bias[h, q_idx, kv_idx]."
+_FLEX_CAP = "It is a score_mod: lambda score, b, h, q_idx, kv_idx: cap * torch.tanh(score / cap)."
+_FLEX_WINDOW = (
+    "It is mask_mod=lambda b, h, q_idx, kv_idx: (q_idx - kv_idx <= left) & (kv_idx - q_idx <= "
+    f"right); {_FLEX_MASK}."
+)
+_FLEX_CAUSAL = f"It is mask_mod=lambda b, h, q_idx, kv_idx: q_idx >= kv_idx; {_FLEX_MASK}."
+_FLEX_ALIBI = (
+    "It is a score_mod: lambda score, b, h, q_idx, kv_idx: score + slopes[h] * (kv_idx - q_idx)."
+)
+_FLEX_SINKS = "They are of warploom.attention(..., variant=warploom.flex(...) & "
+_FLEX_SINKS += "warploom.AttentionSink(sink), layout='HND')."
+_FLEX_TOKENS = (
+    "Tensors are [batch, heads, tokens, dim] here; of [batch, tokens, heads, dim] give "
+    "x.transpose(1, 2), or call warploom.attention, which takes a layout."
+)
+_FLEX_LENGTHS = f"Rows have one length here. {_ATTENTION}, as kv_lens, or plan a wrapper."
+_FLEX_TILES = "Leave it out: tiles are chosen for the batch, and blocks are of the block_mask."
+_OF_FLEX_ATTENTION = {
+    **dict.fromkeys(("softmax_scale", "sm_scale"), "The factor of q.k is called scale."),
+    **dict.fromkeys(("layout", "kv_layout"), _FLEX_TOKENS),
+    **dict.fromkeys(("is_causal", "causal"), _FLEX_CAUSAL),
+    **dict.fromkeys(("attn_mask", "mask", "custom_mask", "key_padding_mask"), _FLEX_TENSOR),
+    **dict.fromkeys(("attn_bias", "bias"), _FLEX_BIAS),
+    **dict.fromkeys(("softcap", "logits_soft_cap", "soft_cap"), _FLEX_CAP),
+    **dict.fromkeys(("window_size", "window_left", "sliding_window"), _FLEX_WINDOW),
+    **dict.fromkeys(("mask_mod", "mask_fn"), f"{_FLEX_MASK[0].upper()}{_FLEX_MASK[1:]}."),
+    **dict.fromkeys(("variant", "inputs", "backend", "lse_base"), f"{_ATTENTION}."),
+    **dict.fromkeys(
+        ("kv_lens", "seq_lens", "cache_seqlens", "cu_seqlens_q", "cu_seqlens_k"), _FLEX_LENGTHS
+    ),
+    **dict.fromkeys(("sinks", "s_aux"), _FLEX_SINKS),
+    **dict.fromkeys(("block_size", "BLOCK_SIZE", "BLOCK_M", "BLOCK_N", "tile"), _FLEX_TILES),
+    **dict.fromkeys(("training", "deterministic"), "Leave it out: warploom serves inference."),
+    "q": "It is called query.",
+    "k": "It is called key.",
+    "v": "It is called value.",
+    "return_softmax_lse": "It is called return_lse.",
+    "alibi_slopes": _FLEX_ALIBI,
+    "q_idx": "It counts rows from 0 here, as in torch; warploom.flex(..., q_idx='position') counts "
+    "them among the keys, for warploom.attention.",
+}
+
 
 # the same names, given to a call to which they mean something else
 _OF_CALL = {
+    "flex_attention": _OF_FLEX_ATTENTION,
+    "flex": {
+        **dict.fromkeys(
+            ("layout", "kv_layout"),
+            "It belongs to the call: warploom.attention(..., variant=..., layout='HND').",
+        ),
+        **dict.fromkeys(
+            ("scale", "softmax_scale", "sm_scale"),
+            "It belongs to the call: warploom.attention(..., variant=..., sm_scale=...).",
+        ),
+    },
     "append": dict.fromkeys(("k_scale", "v_scale"), _DIVIDED),
     "run": dict.fromkeys(
         ("k", "v", "key", "value", "keys", "values", "k_cache", "v_cache", "key_cache",

@@ -18,6 +18,10 @@ class RowsBeforeKeys(UserWarning):
     """Rows of a request lie before all of its keys, as those of a right-padded batch do."""
 
 
+class ManyConstants(UserWarning):
+    """A number that a function captures has had many values, with a kernel for each."""
+
+
 def warn_once(subject: str, text: str, category: type[UserWarning]) -> None:
     """Warn of a subject once for each place in the user's code."""
     file, line = _place(sys._getframe(1))

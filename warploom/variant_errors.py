@@ -13,10 +13,10 @@ class VariantError(WarploomError):
 
 class BranchOnSymbol(VariantError):
     message = (
-        "a functor decided a Python `if`, `and`, `or`, `not`, `while`, `min`, `max` or a chained "
-        "comparison on a value that is known only inside the kernel. Use warploom.where(condition, "
-        "a, b), minimum and maximum, and &, |, ~ for logic, with comparisons in parentheses: "
-        "(a <= b) & (c < d)."
+        "a Python `if`, `and`, `or`, `not`, `while`, `min`, `max` or a chained comparison was "
+        "decided on a value that is known only inside the kernel. Use where(condition, a, b), "
+        "minimum and maximum, of warploom or torch, and &, |, ~ for logic, with comparisons in "
+        "parentheses: (a <= b) & (c < d)."
     )
 
 
@@ -41,7 +41,8 @@ class NoFunctor(WrongSignature):
 class EndlessFunctor(VariantError):
     message = (
         "{hook} of {variant} calls itself without end, or far too deep. Compute with its "
-        "arguments: a loop with a fixed count repeats steps, super() has the base class's hook."
+        "arguments: a loop with a fixed count repeats steps, and in a class super() has the hook "
+        "of its base."
     )
 
 
@@ -88,8 +89,8 @@ class NoNumber(CannotTrace, AttributeError):
 
 class GlobalMutated(VariantError):
     message = (
-        "{hook} of {variant} changed {name!r} while it was traced. A functor must be a pure "
-        "function of its arguments and the variant's fields."
+        "{hook} of {variant} changed {name!r} while it was traced. It must change nothing, and "
+        "compute with its arguments, and with fields of the variant or captured tensors."
     )
 
 

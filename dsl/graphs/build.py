@@ -29,9 +29,9 @@ def make(op: str, kind: Kind, *args: Node, attr: Hashable = None) -> Node:
     return made
 
 
-def refuse(what: str, remedy: str) -> CannotTrace:
-    """The error for `what`, placed at the user's line."""
-    return CannotTrace(what=what, remedy=remedy, source=location.source(location.here()))
+def refuse(what: str, remedy: object) -> CannotTrace:
+    """The error for `what`, placed at the user's line; `remedy` is a sentence, or its `Words`."""
+    return CannotTrace(what=what, remedy=str(remedy), source=location.source(location.here()))
 
 
 def constant(value: bool | int | float) -> Node:

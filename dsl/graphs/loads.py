@@ -15,6 +15,23 @@ _BEFORE_QUERIES = node("sub", Kind.INT, (var("kv_len"), var("q_len")))
 Q_IDX = node("sub", Kind.INT, (var("q_pos"), _BEFORE_QUERIES))
 
 
+def rows_are_read_as(traced: TracedVariant) -> list[str]:
+    """Which of `q_pos`, a row's place among the keys, and `q_idx`, its number, functors read."""
+    seen = {Q_IDX}
+    rest = list(traced.roots)
+    read = set[str]()
+    while rest:
+        current = rest.pop()
+        if current is Q_IDX:
+            read.add("q_idx")
+        elif current not in seen:
+            seen.add(current)
+            rest.extend(current.args)
+            if current.op == "var" and current.attr == "q_pos":
+                read.add("q_pos")
+    return sorted(read, reverse=True)
+
+
 def direct_indices(traced: TracedVariant) -> dict[str, tuple[Indices, ...]]:
     """For each tensor: what indexes each of its dimensions directly.
 

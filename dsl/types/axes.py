@@ -22,7 +22,18 @@ def check_axes(field: TensorField, shape: tuple[int, ...], sizes: Mapping[str, i
     for axis, size in zip(field.axes, shape, strict=True):
         least = sizes.get(axis, 1) if axis else 1
         if size < least or (axis in _EXACT and axis in sizes and size != least):
-            raise WrongShape(name=field.name, got=shape, expected=axes_text(field, sizes))
+            told = _lists_text(axis, sizes) if field.captured else axes_text(field, sizes)
+            raise WrongShape(name=field.name, got=shape, expected=told)
+
+
+def _lists_text(axis: str | None, sizes: Mapping[str, int]) -> str:
+    """The shape of a BlockMask's lists, the only captured tensor whose dimensions have axes."""
+    letter, noun = ("H", "query heads") if axis == "q_head" else ("B", "requests")
+    size = sizes.get(axis or "", 1)
+    return (
+        f"[requests or 1, query heads or 1, blocks of queries, blocks of keys], for {size} {noun}: "
+        f"make the BlockMask with {letter}={size}, or {letter}=None where all are alike"
+    )
 
 
 def axes_text(field: TensorField, sizes: Mapping[str, int]) -> str:

@@ -14,7 +14,7 @@ from warploom.dsl.graphs import build
 from warploom.dsl.types.ir import Kind
 from warploom.dsl.types.number_types import LIMITS, kind_of, result_type, type_of_tensor, wrapped
 from warploom.dsl.values.conversions import type_of
-from warploom.dsl.values.refusals import NAMED, refuse_in_place, remedy_for
+from warploom.dsl.values.refusals import NAMED, NO_PARTS, refuse_in_place, remedy_for
 from warploom.dsl.values.symbols import FOUND_TENSOR, foreign_dtype
 
 _NUMPY = {Kind.BOOL: np.bool_, Kind.INT: np.int64, Kind.FLOAT: np.float64}
@@ -156,7 +156,7 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
         raise build.refuse("assigning to elements", "Use where(condition, a, b).")
 
     def __len__(self) -> NoReturn:  # also keeps torch from taking an index for a list of indices
-        raise build.refuse("the length of a value", "Functors see one element or vector at a time.")
+        raise build.refuse("the length of a value", NO_PARTS)
 
     @classmethod
     def _keep(cls, value: Any) -> Any:

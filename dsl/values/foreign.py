@@ -16,6 +16,7 @@ from warploom.dsl.values.activations import ACTIVATIONS, is_float
 from warploom.dsl.values.conversions import type_of
 from warploom.dsl.values.functions import abs, ceil, floor, maximum, sigmoid, where
 from warploom.dsl.values.symbols import Symbol, Value
+from warploom.dsl.values.words import Words
 
 
 def _add(a: Value, b: Value, *, alpha: Value = None) -> Value:
@@ -158,7 +159,7 @@ for _function, _names in (_FOREIGN | ACTIVATIONS).items():
     refusals.NAMED.update(dict.fromkeys(_names.split(), _function))
 refusals.NAMED.update({name: getattr(functions, name) for name in _SAME_NAME.split()})
 
-_UNTRACED = {
+_UNTRACED: dict[str, str | Words] = {
     "equal": "Write a == b, which compares element by element.",
     "half bfloat16": "Kernels compute in float32: leave it out.",
     "astype": "Write x.float(), x.int(), x.bool() or x.to(torch.float32).",
@@ -170,14 +171,12 @@ _UNTRACED = {
     "setitem fill_ copy_ index_put index_put_ scatter scatter_": refusals.UNCHANGING,
     "clone detach contiguous": "Leave it out: values do not change.",
     "nan_to_num": "Write where(isnan(x), 0.0, x).",
-    "cumsum cumprod sort argsort topk argmax argmin softmax log_softmax logsumexp": (
-        "A functor sees one query and one key at a time: compute what runs over several before the "
-        "call, outside, and read it from a Tensor field."
-    ),
-    "interp searchsorted bucketize digitize": (
-        "Compute a table before the call, outside, and read it from a Tensor field, as in "
-        "self.table[to_int(x)]; a few pieces are where(x < a, ..., ...)."
-    ),
+    "cumsum cumprod sort argsort topk argmax argmin": refusals.ONE_PAIR,
+    "softmax log_softmax logsumexp": refusals.ONE_PAIR,
+    "interp searchsorted bucketize digitize": refusals.AS_TABLE,
+    "gather take index_select take_along_dim embedding": "Index the tensor: table[i].",
+    "isin": "Write (x == a) | (x == b), or index a table of bools.",
+    "tril triu": "Compare positions, as in q_idx >= kv_idx, which is a mask.",
     "matmul rmatmul mm bmm mv dot einsum linear": refusals.NO_PRODUCTS,
 }
 for _names, _remedy in _UNTRACED.items():

@@ -61,7 +61,7 @@ class ReadInParts:
         for value in given:
             if isinstance(value, cls):
                 raise value.refused(what)
-        raise build.refuse(what, "A functor reads one element of a tensor.")  # it is in a list
+        raise build.refuse(what, "Index it: a kernel reads one element of it.")  # it is in a list
 
     def _unchanging(self, *_: object) -> NoReturn:
         raise build.refuse(f"{self.described()}: assigning to it", UNCHANGING)

@@ -94,10 +94,15 @@ _WHOLE = frozenset({"sum", "mean", "all", "any", "dot", "inner", "matmul"})
 
 
 class Row(RowLike):
-    """Elements, each a value."""
+    """Elements, each a value.
 
-    def __init__(self, values: Sequence[Value]) -> None:
+    Attributes:
+        of: the captured tensors that they were read of, as they are indexed: "bias[kv_idx]".
+    """
+
+    def __init__(self, values: Sequence[Value], of: str = "") -> None:
         self.values = list(values)
+        self.of = of
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -108,7 +113,9 @@ class Row(RowLike):
 
     def __getitem__(self, index: Any) -> Value:
         if not isinstance(index, int):
-            raise self.refused("indexing it by a value of the kernel")
+            remedy = f"Index {self.of or 'tensors'} first, and compute then"
+            what = f"{self.described()}: indexing it by a value of the kernel"
+            raise build.refuse(what, f"{remedy}; or compute the row before, outside.")
         return self.values[index]
 
     def __len__(self) -> int:
@@ -126,21 +133,24 @@ class Row(RowLike):
         return reduce(operator.add, (to_int(x) if type_of(x) in small else x for x in values))
 
     def described(self) -> str:
-        return f"a row of {len(self.values)} numbers"
+        made = ", computed of a captured tensor without an index" if self.of else ""
+        return f"a row of {len(self.values)} numbers{made}"
 
     def remedy(self) -> str:
-        return "Sum it with .sum(-1), or multiply it with another row by @."
+        index = f"Index the tensor for one number: {self.of}. " if self.of else ""
+        return f"{index}Sum a row with .sum(-1), or multiply it with another row by @."
 
 
 def _each(function: Callable[..., Value], what: str, *args: Any) -> Row:
     """A function of rows and numbers, element by element."""
     given = [arg.row(what) if isinstance(arg, RowLike) else arg for arg in args]
     rows = [arg for arg in given if isinstance(arg, Row)]
+    of = ", ".join(dict.fromkeys(row.of for row in rows if row.of))
     sizes = {len(row.values) for row in rows}
     size = max(sizes)
     if sizes - {1, size}:
         raise rows[0].refused(f"{what} with a row of another length, {max(sizes - {size})}")
-    return Row([function(*(_at(arg, i) for arg in given)) for i in range(size)])
+    return Row([function(*(_at(arg, i) for arg in given)) for i in range(size)], of)
 
 
 def _at(arg: Any, i: int) -> Any:
@@ -197,8 +207,15 @@ for _name in ("neg", "abs", "invert"):
     setattr(RowLike, f"__{_name}__", _alone(_name))
 
 
-def row_of(tensor: Any, size: int) -> Row:
-    """The elements of something that is indexed; raises CannotTrace where they are too many."""
+def row_of(tensor: Any, size: int, of: str) -> Row:
+    """The elements of something that is indexed; raises CannotTrace where they are too many.
+
+    Args:
+        tensor: a captured tensor of one dimension.
+        size: its length.
+        of: how it is indexed for one number.
+    """
     if size > LONGEST:
-        raise build.refuse(f"{tensor.described()}: computing with the whole of it", _LONG)
-    return Row([tensor[i] for i in range(size)])
+        what = f"{tensor.described()}: computing with the whole of it"
+        raise build.refuse(what, f"Index it for one number: {of}. {_LONG}")
+    return Row([tensor[i] for i in range(size)], of)

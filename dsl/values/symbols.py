@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NoReturn, TypeAlias
 
@@ -25,6 +26,8 @@ from warploom.dsl.values.refusals import (
     AS_TENSOR,
     CONCRETE,
     NAMED,
+    NO_NEW,
+    NO_PARTS,
     NO_PRODUCTS,
     OUTSIDE,
     UNCHANGING,
@@ -36,7 +39,7 @@ from warploom.dsl.values.refusals import (
     refuse_in_place,
     remedy_for,
 )
-from warploom.errors import BranchOnSymbol, CannotTrace
+from warploom.errors import BranchOnSymbol, CannotTrace, WarploomError
 
 Value: TypeAlias = Any  # a symbol, a NumPy array or a Python number, by the reading
 
@@ -229,10 +232,7 @@ class Symbol:
     __matmul__ = __rmatmul__ = _no_product
 
     def _no_container(self, *args: object) -> NoReturn:
-        raise build.refuse(
-            "indexing, iterating or unpacking a value of the kernel",
-            "Functors see one element or one vector at a time; use rotate_half, sum and the like.",
-        )
+        raise build.refuse("indexing, iterating or unpacking a value of the kernel", NO_PARTS)
 
     __iter__ = __len__ = __contains__ = _no_container
 
@@ -330,7 +330,7 @@ def as_node(value: Value) -> Node:
         raise build.refuse(
             f"a plain {type(value).__module__}.{type(value).__name__} of shape "
             f"{tuple(value.shape)}",
-            f"{OUTSIDE} A functor can make no tensors, and draw no random numbers.",
+            f"{OUTSIDE} {NO_NEW}",
         )
     raise build.refuse(f"a value of type {type(value).__name__}", known())
 
@@ -358,7 +358,21 @@ def index_torch(tensor: Any, index: Any) -> Any:
     raise build.refuse(f"indexing a plain torch tensor of shape {tuple(tensor.shape)}", OUTSIDE)
 
 
-def refuse_foreign(error: Exception) -> CannotTrace | None:
+@contextmanager
+def refusing_foreign() -> Iterator[None]:
+    """Within the context, errors of libraries that met a symbol become CannotTrace."""
+    try:
+        yield
+    except (WarploomError, RecursionError):
+        raise
+    except Exception as error:
+        refused = _refuse_foreign(error)
+        if refused is None:
+            raise
+        raise refused from error
+
+
+def _refuse_foreign(error: Exception) -> CannotTrace | None:
     """What stands for the error of a library that met a symbol; None for the functor's own error.
 
     torch and NumPy raise from their own code, or from C and name the class that they were given.

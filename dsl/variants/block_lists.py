@@ -134,7 +134,11 @@ class BlockLists:
         if not len(q_lens) or got == self.lengths or self.sizes == (_NO_BLOCKS, _NO_BLOCKS):
             return
         is_longer = got[0] > self.lengths[0] or got[1] > self.lengths[1]
-        adjust = "" if is_longer else "crop it with block_mask._adjust(q_len, kv_len), "
+        adjust = (
+            "crop it with block_mask._adjust(q_len, kv_len), say block_mask.seq_lengths = (q_len, "
+            "kv_len) of one that was sliced, "
+        )
+        adjust = "" if is_longer else adjust
         reason = (
             f"{self._shown}; the batch has {got[0]} rows and {got[1]} keys. Make a BlockMask of "
             f"that size, {adjust}{_ALONE}"
@@ -156,12 +160,15 @@ class BlockLists:
 
     @property
     def _shown(self) -> str:
-        return f"block_mask has lists of {self.lengths[0]} queries and {self.lengths[1]} keys"
+        return f"has lists of {self.lengths[0]} queries and {self.lengths[1]} keys"
 
     def _check_requests(self, requests: int) -> None:
         batches = self.states.shape[0]
         if batches not in (1, requests):
-            reason = f"has lists of {batches} requests; the batch has {requests}"
+            reason = (
+                f"has lists of {batches} requests; the batch has {requests}. Make the BlockMask "
+                f"with B={requests}, or B=None where all are alike"
+            )
             raise ArgumentError(name="block_mask", reason=reason)
 
 

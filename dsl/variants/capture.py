@@ -23,16 +23,12 @@ from warploom.dsl.types.dtypes import BY_NAME, DType, dtype
 from warploom.dsl.types.ir import Kind
 from warploom.dsl.types.spec import ScalarField, TensorField
 from warploom.dsl.values import symbols
-from warploom.dsl.values.from_end import from_end
-from warploom.dsl.values.rows import Row, RowLike, row_of
 from warploom.dsl.values.stand_ins import has_memory, is_followed, unwatched
 from warploom.dsl.values.symbols import Symbol, Value
+from warploom.dsl.variants.captured import CapturedTensor
 from warploom.dsl.variants.code_names import names
 from warploom.dsl.variants.fields import RESERVED, Field, Reading, Scalar, Tensor
-from warploom.dsl.variants.views import VIEWS, is_of_view, sliced, view_named
 from warploom.errors import ArgumentError, GlobalMutated
-
-_ONLY_INDEXED = "Index it with one int per dimension; do other arithmetic on it before, outside."
 
 Replace = Callable[[str, Any], Any]
 # Attributes of a variant: its `Captures`, and the functions whose tensors they replace.
@@ -85,7 +81,7 @@ class Captures:
         if key not in self._names:
             _refuse_odd(tensor, wish)
             name = self._free_name(wish)
-            stored = _stored_type(tensor)
+            stored = _stored_type(tensor, name)
             axes = getattr(tensor, "field_axes", (None,) * tensor.ndim)
             field: Field = CapturedField(stored, axes) if axes else CapturedNumber(stored)
             field.name, field.owner = name, self.owner
@@ -137,93 +133,6 @@ class CapturedNumber(Scalar):
 
     def spec(self) -> ScalarField:
         return replace(super().spec(), captured=True)
-
-
-class CapturedTensor(RowLike):
-    """The proxy of a captured tensor inside its function; it is indexed at once or step by step.
-
-    Views of it, such as `table.T` and `table[1:]`, are captured tensors, too.
-    """
-
-    reread: Callable[[Any], Any] | None = None  # makes the proxy of a view
-
-    def __init__(self, name: str, tensor: Any, load: Any, given: tuple[Value, ...] = ()) -> None:
-        self._name = name
-        self._tensor = tensor
-        self._whole = tuple(tensor.shape)
-        self._load = load
-        self._given = given
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._whole[len(self._given) :]
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def dtype(self) -> Any:
-        return self._tensor.dtype
-
-    @property
-    def device(self) -> Any:
-        return self._tensor.device
-
-    def dim(self) -> int:
-        return self.ndim
-
-    def size(self, axis: int | None = None) -> int | tuple[int, ...]:
-        return self.shape if axis is None else self.shape[axis]
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, index: Value) -> Value:
-        more = index if isinstance(index, tuple) else (index,)
-        if any(map(is_of_view, more)):
-            view, given = sliced(self, self._tensor, len(self._given), more)
-            return self._reread(view)[self._given + given]
-        if len(more) > self.ndim:
-            raise self.refused(f"indexing it with {len(more)} of {self.ndim} indices")
-        given = self._given + tuple(map(self._from_start, more, self.shape))
-        if len(given) == len(self._whole):
-            return self._load[given]
-        part = CapturedTensor(self._name, self._tensor, self._load, given)
-        part.reread = self.reread
-        return part
-
-    def _from_start(self, index: Value, size: int) -> Value:
-        return from_end(index, size)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in VIEWS or self._given:
-            return super().__getattr__(name)
-        return view_named(self, self._tensor, name, self._reread)
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: object, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        name = func.__name__
-        if name in VIEWS and args and isinstance(args[0], cls):
-            return getattr(args[0], name)(*args[1:], **(kwargs or {}))
-        return super().__torch_function__(func, types, args, kwargs)
-
-    def _reread(self, view: Any) -> Any:
-        assert self.reread is not None
-        return self.reread(view)
-
-    def row(self, what: str) -> Row:
-        if self.ndim != 1:
-            raise self.refused("computing with the whole of it")
-        return row_of(self, len(self))
-
-    def described(self) -> str:
-        return f"captured tensor {self._name!r} of shape {self.shape}"
-
-    def remedy(self) -> str:
-        return _ONLY_INDEXED
 
 
 def is_tensor(value: object) -> bool:
@@ -359,19 +268,21 @@ def _refuse_odd(tensor: Any, name: str) -> None:
     raise ArgumentError(name=name, reason=reason)
 
 
-def _stored_type(tensor: Any) -> DType:
+def _stored_type(tensor: Any, shown: str) -> DType:
     try:
         return dtype(tensor.dtype)
     except KeyError:  # the values are converted
         name = str(tensor.dtype).rpartition(".")[2]
         if not name.startswith(("float", "uint16", "uint32")):
             remedy = "Capture bools, ints, or float32 numbers made of it."
-            raise build.refuse(f"a captured tensor of {tensor.dtype}", remedy) from None
+            raise build.refuse(f"captured tensor {shown!r} of {tensor.dtype}", remedy) from None
         return BY_NAME["float32" if name.startswith("float") else "int64"]
 
 
 def writes(value: Any) -> int | None:
     """Number of writes to a tensor that torch has counted; None for other objects."""
+    if isinstance(value, Symbol):
+        return None
     try:
         count = value._version
     except (AttributeError, RuntimeError):  # tensors of inference mode have no count

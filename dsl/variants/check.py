@@ -22,6 +22,11 @@ from warploom.errors import UnknownHook, WrongResult, WrongSignature
 
 _CLOSE = 0.8  # similarity from which on a method's name counts as a misspelt hook, not a helper
 _OTHER_NAMES = {"score_mod": "logits_transform", "mask_mod": "logits_mask", "mask": "logits_mask"}
+# what a function of flex that returns a bool, or a number, in place of the other may have meant
+_OF_FLEX = {
+    "score_mod": ". Is it a mask? Then give it as mask_mod",
+    "mask_mod": ". Compare, as in q_idx >= kv_idx; what is added to scores is done in a score_mod",
+}
 
 
 def declaration(variant: Variant) -> None:
@@ -121,15 +126,18 @@ def result(variant: Variant, hook: str, value: Value) -> Node:
     shown = _describe(value)
     if shown is None:
         found = as_node(value)
-        if hook == "logits_mask" and found.kind is Kind.INT:
-            expected = "a bool (of a bool of Python's own `~` makes a number: write `not`)"
         is_bool = found.kind is Kind.BOOL
         if is_bool == (hook == "logits_mask"):
             return found if is_bool else build.to_kind(found, Kind.FLOAT)
         shown = _one(found.kind.value)
+        if hook == "logits_mask" and found.kind is Kind.INT:
+            expected += " (of a bool of Python's own `~` makes a number: write `not`)"
+        expected += _OF_FLEX.get(variant.shown_hook(hook), "")
+    elif isinstance(value, ReadInParts):
+        expected += f". {value.remedy().rstrip('.')}"
     place = value.source if isinstance(value, Symbol) else None
     raise WrongResult(
-        hook=hook,
+        hook=variant.shown_hook(hook),
         variant=variant.name,
         got=shown,
         expected=expected,
@@ -151,7 +159,7 @@ def array_result(variant: Variant, hook: str, value: Value) -> Value:
     dtype = np.asarray(value).dtype
     if dtype.kind not in kinds:
         raise WrongResult(
-            hook=hook,
+            hook=variant.shown_hook(hook),
             variant=variant.name,
             got=f"values of {dtype}",
             expected="bools" if kinds == "b" else "numbers",

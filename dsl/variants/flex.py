@@ -11,7 +11,8 @@ from warploom.dsl.types.doubles import check_doubles
 from warploom.dsl.values.arrays import for_torch
 from warploom.dsl.values.position import Position
 from warploom.dsl.values.stand_ins import uncompiled, unseen
-from warploom.dsl.values.symbols import Value
+from warploom.dsl.values.symbols import Value, refusing_foreign
+from warploom.dsl.values.words import of_flex
 from warploom.dsl.variants.block_lists import BlockLists
 from warploom.dsl.variants.capture import Captures, indexing, is_tensor, rebuild
 from warploom.dsl.variants.check import signature_problem
@@ -24,6 +25,8 @@ _SIGNATURES = {
     "score_mod": "(score, b, h, q_idx, kv_idx)",
     "mask_mod": "(b, h, q_idx, kv_idx)",
 }
+_SLICED = "_sliced_mask_mod_error"  # the mask_mod of a sliced BlockMask, which only raises
+_SHOWN = {"logits_transform": "score_mod", "logits_mask": "mask_mod"}
 
 
 class Flex(Variant):
@@ -62,7 +65,7 @@ class Flex(Variant):
         if function is None:
             return value[0] if value else True
         reading: Reading = self.__dict__[READING]
-        with indexing(self._captures, reading):
+        with of_flex(), refusing_foreign(), indexing(self._captures, reading):
             bound = rebuild(
                 function, lambda name, tensor: self._captures.read(tensor, name, reading)
             )
@@ -87,6 +90,9 @@ class Flex(Variant):
 
     def functor(self, hook: str) -> Any:
         return self._functions.get(hook) or super().functor(hook)
+
+    def shown_hook(self, hook: str) -> str:
+        return _SHOWN.get(hook, hook)
 
     def fields(self) -> dict[str, Field]:
         # __setattr__ calls this before `_captures` is set
@@ -171,14 +177,7 @@ def flex(
     if hasattr(score_mod, "mask_mod"):
         reason = f"is a {type(score_mod).__name__}, which is a mask; give it as mask_mod=..."
         raise ArgumentError(name="score_mod", reason=reason)
-    if block_mask is not None:
-        if mask_mod is not None:
-            reason = "is given beside mask_mod; a BlockMask has a mask_mod, give one of both"
-            raise ArgumentError(name="block_mask", reason=reason)
-        if not hasattr(block_mask, "kv_num_blocks"):
-            reason = f"is {block_mask!r}, no BlockMask; give functions as mask_mod=..."
-            raise ArgumentError(name="block_mask", reason=reason)
-        mask_mod = block_mask
+    mask_mod = _mask_of(mask_mod, block_mask)
     lists = BlockLists(mask_mod) if hasattr(mask_mod, "kv_num_blocks") else None
     mask_mod = getattr(mask_mod, "mask_mod", mask_mod)
     for kind, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
@@ -190,21 +189,47 @@ def flex(
     return made
 
 
-def _check_callable(kind: str, given: Any) -> None:
-    """Raise ArgumentError for an argument that is no function: a tensor, a variant, a name."""
-    if is_tensor(given):
+def _mask_of(mask_mod: Any, block_mask: Any) -> Any:
+    """The one of both that is given; raises ArgumentError for both, and for what is no mask."""
+    if block_mask is not None:
+        if mask_mod is not None:
+            reason = "is given beside mask_mod; a BlockMask has a mask_mod, give one of both"
+            raise ArgumentError(name="block_mask", reason=reason)
+        if not hasattr(block_mask, "kv_num_blocks"):
+            no_mask = f"is {block_mask!r}, no BlockMask; give functions as mask_mod=..."
+            reason = _no_function(block_mask) or no_mask
+            raise ArgumentError(name="block_mask", reason=reason)
+        mask_mod = block_mask
+    if getattr(getattr(mask_mod, "mask_mod", None), "__name__", "") == _SLICED:
         reason = (
+            "is a slice of another, which torch leaves without a mask_mod; set it, counting rows "
+            "from the slice's first: sliced.mask_mod = lambda b, h, q_idx, kv_idx: "
+            "mask_mod(b, h, q_idx + offset, kv_idx), and sliced.seq_lengths = (q_len, kv_len)"
+        )
+        raise ArgumentError(name="block_mask", reason=reason)
+    return mask_mod
+
+
+def _no_function(given: Any) -> str | None:
+    """What a tensor or a variant is to be given as, in place of a function; None for others."""
+    if is_tensor(given):
+        return (
             f"is a {type(given).__name__} of shape {tuple(given.shape)}, and no function. A mask "
             "of bools is the variant PackedMask(*pack_masks(masks)); a bias is score_mod=lambda "
             "score, b, h, q_idx, kv_idx: score + bias[q_idx, kv_idx]"
         )
-    elif isinstance(given, Variant) or (isinstance(given, type) and issubclass(given, Variant)):
-        reason = "is a variant already; give it as variant=..., or chain it with flex(...) by &"
-    elif not callable(given):
+    if isinstance(given, Variant) or (isinstance(given, type) and issubclass(given, Variant)):
+        return "is a variant; give it to attention as variant=..., or chain it with flex(...) by &"
+    return None
+
+
+def _check_callable(kind: str, given: Any) -> None:
+    """Raise ArgumentError for an argument that is no function: a tensor, a variant, a name."""
+    reason = _no_function(given)
+    if reason is None and not callable(given):
         reason = f"is {given!r}; expected a function {_SIGNATURES[kind]}"
-    else:
-        return
-    raise ArgumentError(name=kind, reason=reason)
+    if reason is not None:
+        raise ArgumentError(name=kind, reason=reason)
 
 
 def _meant(kind: str, function: Callable[..., Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from warploom.dsl.types import location
 from warploom.dsl.types.ir import Source
+from warploom.dsl.values.symbols import Symbol
 from warploom.dsl.variants.capture import writes
 from warploom.dsl.variants.code_names import closed_over, names
 from warploom.dsl.variants.variant import Variant
@@ -110,6 +111,8 @@ def _state(value: Any) -> Hashable:
     """A key that differs after the value was changed in place or rebound."""
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return type(value), value
+    if isinstance(value, Symbol):  # it has no attributes to be asked for
+        return id(value)
     if isinstance(value, dict):
         return id(value), tuple((id(key), id(item)) for key, item in value.items())
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -16,7 +16,7 @@ from warploom.dsl.types.ir import Kind, Node, const, node, var, walk
 from warploom.dsl.types.spec import HOOKS, RECORDING_HOOK, VECTOR_HOOKS, Record, TracedVariant
 from warploom.dsl.values.custom import recording
 from warploom.dsl.values.position import symbolic
-from warploom.dsl.values.symbols import Symbol, Value, refuse_foreign
+from warploom.dsl.values.symbols import Symbol, Value, refusing_foreign
 from warploom.dsl.variants import check, purity
 from warploom.dsl.variants.chain import ChainedVariant
 from warploom.dsl.variants.fields import Field, misuse
@@ -29,7 +29,6 @@ from warploom.errors import (
     ImpureFunctor,
     ScaleBehind,
     UnscaledTransform,
-    WarploomError,
 )
 
 _LOGITS = node("logits", Kind.FLOAT)
@@ -106,10 +105,11 @@ def _check_scaled_first(chain: ChainedVariant) -> None:
 
 
 def _impure(variant: Variant, hook: str) -> ImpureFunctor:
+    cause = "what differs between calls: random numbers, clocks, tensors made inside"
     return ImpureFunctor(
-        hook=hook,
+        hook=variant.shown_hook(hook),
         variant=variant.name,
-        cause="what differs between calls: random numbers, clocks, tensors made inside",
+        cause=f"{cause} (make them before, outside)",
         source=location.of_function(variant.functor(hook)),
     )
 
@@ -161,17 +161,12 @@ def _called(shadow: Variant, hook: str) -> Value:
 def _result(shadow: Variant, hook: str, functor: Callable[..., Value], *given: Value) -> Value:
     """A functor's result; errors of other libraries become warploom's errors."""
     try:
-        return functor(*given)
+        with refusing_foreign():
+            return functor(*given)
     except RecursionError as error:
         place = location.source(location.recursing(error))
-        raise EndlessFunctor(hook=hook, variant=shadow.name, source=place) from None
-    except WarploomError:
-        raise
-    except Exception as error:
-        refused = refuse_foreign(error)
-        if refused is None:
-            raise
-        raise refused from error
+        shown = shadow.shown_hook(hook)
+        raise EndlessFunctor(hook=shown, variant=shadow.name, source=place) from None
 
 
 def _identity(hook: str) -> Node:

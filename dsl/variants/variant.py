@@ -190,8 +190,12 @@ class Variant:
         return getattr(self, hook)
 
     def functors(self) -> list[tuple[str, Any]]:
-        """(hook, function) of all functors that a trace runs."""
-        return [(hook, self.functor(hook)) for hook in HOOKS]
+        """(hook as users call it, function) of all functors that a trace runs."""
+        return [(self.shown_hook(hook), self.functor(hook)) for hook in HOOKS]
+
+    def shown_hook(self, hook: str) -> str:
+        """What users call a hook."""
+        return hook
 
     def decides_softmax(self) -> bool:
         """True if this variant sets `softmax` itself, so that a chain must respect it."""

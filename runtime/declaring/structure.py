@@ -13,6 +13,7 @@ from warploom import forks
 from warploom.counters import count
 from warploom.dsl.types.spec import TracedVariant
 from warploom.dsl.values.stand_ins import unseen
+from warploom.dsl.variants import constants
 from warploom.dsl.variants.fingerprint import fingerprint
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
@@ -48,4 +49,6 @@ def traced_once(variant: Variant) -> tuple[Hashable, TracedVariant]:
 
 def _traced_now(variant: Variant) -> TracedVariant:
     count("traces")
-    return trace(variant)
+    traced = trace(variant)
+    constants.notice(variant)
+    return traced

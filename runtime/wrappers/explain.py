@@ -13,6 +13,7 @@ from rich.table import Table
 from warploom.codegen.compilers.arch import Arch
 from warploom.codegen.compilers.hostcc import HostTarget
 from warploom.codegen.source import TileChoice, TileConfig
+from warploom.dsl.graphs.loads import rows_are_read_as
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import AttentionSpec, TracedVariant
 from warploom.errors import NotReplayed
@@ -30,6 +31,12 @@ from warploom.scheduler.plans.plan import Plan
 _MAX_PREFIXES = 8  # shared prefixes whose choice is shown
 _MAX_TILES = 200_000  # tiles above which their classes are not counted: it would take seconds
 
+# how rows are counted, by what functors read
+_ROWS = {
+    "q_pos": "at.q_pos (q_idx of flex with q_idx='position') = kv_len - q_len + row: the last row "
+    "stands at the last key",
+    "q_idx": "at.q_idx (q_idx of flex) = row, from 0 in each request, however many keys it has",
+}
 _LEGEND = """\
 fused rows: query rows times the query heads of one key/value head; tiles are cut from them
 work item: a tile of rows over a range of keys; partial if other items have the rest of its keys
@@ -110,6 +117,7 @@ def explain(wrapper: Explained) -> Explanation:
         "heads": f"{heads.num_q} query, {heads.num_kv} key/value; {heads.group_size} fused "
         "with a query row",
         "hooks": ", ".join(spec.variant.hooks) or "none: plain attention",
+        **_rows(spec.variant),
         **_scalars(wrapper.scalars),
     }
     if wrapper.backend == "reference":
@@ -134,6 +142,12 @@ def _types(spec: AttentionSpec) -> str:
     if spec.kv_dtype is None:
         return spec.dtype.name
     return f"{spec.dtype.name} with {spec.kv_dtype.name} keys and values"
+
+
+def _rows(variant: TracedVariant) -> dict[str, object]:
+    """How the functors count query rows, if they do."""
+    read = rows_are_read_as(variant)
+    return {"query rows": "\n".join(_ROWS[name] for name in read)} if read else {}
 
 
 def _scalars(values: Mapping[str, int | float]) -> dict[str, object]:

@@ -183,6 +183,22 @@ def test_masks_are_cropped_and_made_anew_as_in_torch() -> None:
     torch.testing.assert_close(found, expected)
 
 
+def test_slices_of_masks_need_a_mask_mod_and_lengths_as_in_torch() -> None:
+    q, k, v = tensors()
+    row = torch.tensor(33)
+    whole = create_block_mask(shifted, None, None, ROWS, KEYS, device="cpu", BLOCK_SIZE=32)
+    sliced: Any = whole[:, :, 1]
+    with pytest.raises(ArgumentError, match=r"is a slice .* q_idx \+ offset, kv_idx\), and sliced"):
+        wl.flex(block_mask=sliced)
+    sliced.mask_mod = lambda b, h, q_idx, kv_idx: shifted(b, h, q_idx + row, kv_idx)
+    with pytest.raises(ArgumentError, match=r"block_mask\.seq_lengths = .* that was sliced"):
+        wl.attention(q[:, :, :1], k, v, variant=wl.flex(block_mask=sliced), layout="HND")
+    sliced.seq_lengths = (1, KEYS)
+    found = wl.attention(q[:, :, 33:34], k, v, variant=wl.flex(block_mask=sliced), layout="HND")
+    expected = wl.attention(q, k, v, variant=wl.flex(mask_mod=shifted), layout="HND")
+    torch.testing.assert_close(found, expected[:, :, 33:34])
+
+
 def test_the_mask_for_no_mask_fits_every_length() -> None:
     q, k, v = tensors()
     none = torch_flex._create_empty_block_mask(
@@ -214,10 +230,10 @@ def test_lists_of_other_batches_and_heads_are_refused() -> None:
     three = wl.flex(None, block_mask(random_states(3, 1, 2), None))
     same = create_block_mask(shifted, 3, None, ROWS, KEYS, device="cpu", BLOCK_SIZE=32)
     for variant in (three, wl.flex(None, same)):
-        with pytest.raises(ArgumentError, match="lists of 3 requests; the batch has 2"):
+        with pytest.raises(ArgumentError, match=r"of 3 requests; the batch has 2\. .* B=2, or B=N"):
             wl.attention(q, k, v, variant=variant, layout="HND")
     wide = wl.flex(None, block_mask(random_states(1, 8, 2), None))
-    with pytest.raises(WrongShape, match=r"^block_mask has shape \(1, 8, .*q_head=4"):
+    with pytest.raises(WrongShape, match=r"^block_mask has shape \(1, 8, .*H=4, or H=None"):
         wl.attention(q, k, v, variant=wide, layout="HND")
 
 
@@ -260,7 +276,7 @@ def test_a_wrapper_reads_the_lists() -> None:
     wrapper.plan([0, ROWS], [0, KEYS])
     expected, _ = reference_attention(variant, q, k, v)
     np.testing.assert_allclose(wrapper.run(q, (k, v)).numpy(), expected, atol=2e-5)
-    with pytest.raises(ArgumentError, match="block_mask has lists of 150"):
+    with pytest.raises(ArgumentError, match="block_mask: has lists of 150"):
         wrapper.plan([0, ROWS + 1], [0, KEYS])
     wrapper.plan([0, 3, ROWS + 3], [0, 7, KEYS + 7])  # torch would pad to the longest
 

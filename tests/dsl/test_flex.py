@@ -305,7 +305,7 @@ def test_wrong_results_and_branches_point_into_the_function(placed) -> None:
     def score(score, b, h, q_idx, kv_idx):
         return q_idx >= kv_idx
 
-    with pytest.raises(WrongResult, match="logits_transform of flex_score returned a bool") as e:
+    with pytest.raises(WrongResult, match="score_mod of flex_score returned a bool") as e:
         wl.flex(score)
     assert placed(e.value, "q_idx >= kv_idx")
     with pytest.raises(WrongResult, match="returned an int32; expected a bool"):

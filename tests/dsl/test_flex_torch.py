@@ -29,8 +29,8 @@ TENSOR = torch.ones(4, 4, dtype=torch.bool)
         (3, r"is 3; expected a function"),
         (TENSOR, r"is a Tensor of shape \(4, 4\), and no function\. .*PackedMask\(\*pack_masks\("),
         (np.ones((2, 4)), r"is a ndarray of shape \(2, 4\).* score \+ bias\[q_idx, kv_idx\]"),
-        (wl.Causal(), "is a variant already; .* by &"),
-        (wl.Causal, "is a variant already; .* by &"),
+        (wl.Causal(), "is a variant; give it to attention .* by &"),
+        (wl.Causal, "is a variant; give it to attention .* by &"),
     ],
 )
 @pytest.mark.parametrize("kind", ["score_mod", "mask_mod"])

@@ -53,7 +53,7 @@ def to_score(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 
 @pytest.mark.parametrize("mod", [to_captured, added_to_captured, to_array, to_own, to_score])
 def test_assigning_in_a_mod_says_what_to_write(mod: Any, source: Any) -> None:
-    with pytest.raises(CannotTrace, match="A functor changes nothing: return") as caught:
+    with pytest.raises(CannotTrace, match="mask_mod changes nothing: return") as caught:
         wl.flex(mod)
     assert source(caught.value).file == __file__
 
@@ -97,7 +97,7 @@ def test_assigning_to_a_field_says_what_to_write(how: str, source: Any) -> None:
     ],
 )
 def test_errors_of_others_name_the_users_line(use: Any, told: str, source: Any) -> None:
-    with pytest.raises(CannotTrace, match=f"what raised {told} .*Functors may use") as caught:
+    with pytest.raises(CannotTrace, match=f"what raised {told} .*mask_mod may use") as caught:
         wl.flex(lambda score, b, h, i, j: use(score))
     assert source(caught.value).file == __file__
     assert type(caught.value.__cause__).__name__ == told

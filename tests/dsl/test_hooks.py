@@ -68,7 +68,7 @@ def _score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     [
         (OfItself, "logits_transform of OfItself", "self.logits_transform(logits, at)"),
         (OfHelper, "logits_mask of OfHelper", "_deeper(x + 1)"),
-        (lambda: wl.flex(_score), "logits_transform of flex__score", "_score(score, b, h"),
+        (lambda: wl.flex(_score), "score_mod of flex__score", "_score(score, b, h"),
     ],
 )
 def test_functors_that_call_themselves(make: Any, hook: str, line: str, placed: Any) -> None:

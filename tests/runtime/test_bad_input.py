@@ -286,7 +286,7 @@ def test_scalars_of_the_mask_are_needed_by_plan() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
-        ({"head_dim": 60}, errors.BadHeadDim, "head_dim=60.*Pad the tensors"),
+        ({"head_dim": 60}, errors.BadHeadDim, r"head_dim=60.*Pad .*\(x, \(0, 4\)\).*60\*\*-0\.5"),
         ({"head_dim": 264}, errors.BadHeadDim, "8 up to 256. No kernel serves heads"),
         ({"head_dim_v": 4}, errors.BadHeadDim, "head_dim_v=4"),
         ({"num_kv_heads": 3}, errors.ArgumentError, "4 is no positive multiple of num_kv_heads=3"),

@@ -63,6 +63,40 @@ def test_names_of_constructors(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("softmax_scale", "called scale"),
+        ("layout", r"give x\.transpose\(1, 2\), or call warploom\.attention, which takes a layout"),
+        ("is_causal", r"mask_mod=.*q_idx >= kv_idx; give torch's create_block_mask\(mask_mod"),
+        ("attn_mask", r"mask\[b, q_idx, kv_idx\]; give torch's create_block_mask"),
+        ("attn_bias", r"score_mod: .* score \+ bias\[h, q_idx, kv_idx\]"),
+        ("alibi_slopes", r"score_mod: .* slopes\[h\] \* \(kv_idx - q_idx\)"),
+        ("softcap", r"score_mod: .* cap \* torch\.tanh\(score / cap\)"),
+        ("window_size", r"mask_mod=.*\(q_idx - kv_idx <= left\)"),
+        ("mask_mod", r"Give torch's create_block_mask\(mask_mod, B, H, .*\) as block_mask"),
+        ("variant", r"warploom\.attention\(q, k, v, variant=warploom\.flex\(.*layout='HND'\)\."),
+        ("kv_lens", r"as kv_lens, or plan a wrapper"),
+        ("sinks", r"& warploom\.AttentionSink\(sink\), layout='HND'"),
+        ("dropout_p", "serves inference, which drops nothing"),
+        ("BLOCK_M", "tiles are chosen for the batch"),
+        ("q", "called query"),
+        ("q_idx", r"counts rows from 0 here, .*q_idx='position'\)"),
+    ],
+)
+def test_names_of_flex_attention(name: str, text: str) -> None:
+    flex_attention: Any = wl.flex_attention
+    with pytest.raises(errors.WrongCall, match=f"it takes no '{name}'. .*{text}"):
+        flex_attention(ROWS[None], ROWS[None], ROWS[None], **{name: 1})
+
+
+@pytest.mark.parametrize(("name", "text"), [("layout", "layout='HND'"), ("scale", "sm_scale=...")])
+def test_names_of_flex(name: str, text: str) -> None:
+    flex: Any = wl.flex
+    with pytest.raises(errors.WrongCall, match=f"no '{name}'. It belongs to the call: .*{text}"):
+        flex(**{name: 1})
+
+
+@pytest.mark.parametrize(
     ("names", "bound"),
     [
         (("max_batch", "max_batch_size", "max_seqs"), "max_requests"),

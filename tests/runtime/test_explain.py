@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from warploom import Causal, SlidingWindow, SoftCap
+from warploom import Causal, SlidingWindow, SoftCap, flex
 from warploom.codegen.source import TileChoice, TileConfig
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 
@@ -29,6 +29,27 @@ def test_scalars_that_are_kept_are_told() -> None:
     wrapper.plan([0, 1], [0, 3], cap=20.0, left=1234567)
     wrapper.plan([0, 1], [0, 4])
     assert wrapper.explain().facts["scalars"] == "right = -1, cap = 20, left = 1234567"
+
+
+def test_how_rows_are_counted_is_told_where_they_are_read() -> None:
+    def told(variant: Any) -> str:
+        wrapper = AttentionWrapper(
+            variant, num_q_heads=1, head_dim=64, dtype="float32", device="cpu"
+        )  # fmt: skip
+        return str(wrapper.explain().facts.get("query rows", ""))
+
+    def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return q_idx >= kv_idx
+
+    among_keys = "at.q_pos (q_idx of flex with q_idx='position') = kv_len - q_len + row: the last "
+    from_zero = "at.q_idx (q_idx of flex) = row, from 0 in each request"
+    assert told(Causal()).startswith(among_keys)
+    assert told(flex(None, causal)).startswith(from_zero)
+    assert told(flex(None, causal, q_idx="position")) == told(Causal())
+    first, second = told(Causal() & flex(None, causal)).splitlines()
+    assert first.startswith(among_keys)
+    assert second.startswith(from_zero)
+    assert told(SoftCap(30.0)) == ""
 
 
 def test_rows_before_all_keys_are_told() -> None:
