@@ -99,6 +99,10 @@ WL_FN void named_sync(int id, int threads) {
 WL_FN void named_meet(int id, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// Counts the threads of a warp there, without waiting.
+WL_FN void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 // Adds 1 and returns what was there. What threads of this CTA wrote before a barrier in front can
 // be seen by whoever counts later and then meets a barrier of its own.

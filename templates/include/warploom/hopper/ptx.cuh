@@ -67,10 +67,6 @@ WL_FN void barrier_wait(Barrier* barrier, int parity) {
 // that is synchronised with this one afterwards.
 WL_FN void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-WL_FN void named_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 template <int kCount>
 WL_FN void set_registers_up() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));

@@ -30,7 +30,7 @@ class TensorPipeline : public TileRing<K, TensorPipeline<K>> {
                 "what tensor copies write, nobody else writes");
 
  public:
-  WL_FN TensorPipeline(const Item<K>& item, int index, int end) : Ring(item, index, end) {
+  WL_FN TensorPipeline(const Item<K>& item, int number) : Ring(item, number) {
     // Panels of a block lie side by side in memory, and neighbouring lanes copy them.
     const int panel = lane() % kPanels, box = lane() / kPanels;
     const bool is_key = panel < kKeyPanels;

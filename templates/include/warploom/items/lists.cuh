@@ -9,6 +9,8 @@ namespace warploom {
 struct List {
   unsigned number;
   int begin, end;  // items
+
+  WL_FN bool is_empty() const { return begin == end; }
 };
 
 constexpr unsigned kNoList = 0xffffffffu;
@@ -58,14 +60,17 @@ class ClaimState {
   WL_FN bool has_decodes() const volatile { return cta_ < decodes_.ctas; }
   WL_FN bool claims_prefills() const volatile { return may_claim(prefills_); }
   WL_FN bool claims_decodes() const volatile { return may_claim(decodes_); }
-  // Draws a list into one of two places; by one thread.
+  // Draws a list into one of two places; by one thread. A CTA that may claim no decodes draws
+  // kNoList, too.
   template <class K>
   WL_FN void claim_prefills(const typename K::Params& p, int place) volatile {
     lists_[place] = claim(header_of<K>(p).claimed, prefills_, kSharedPrefills);
   }
   template <class K>
   WL_FN void claim_decodes(const typename K::Params& p, int place) volatile {
-    lists_[place] = claim(header_of<K>(p).claimed_decodes, decodes_, kSharedDecodes);
+    const bool may = claims_decodes();
+    lists_[place] =
+        may ? claim(header_of<K>(p).claimed_decodes, decodes_, kSharedDecodes) : kNoList;
   }
   // The number of the list that was drawn into a place, or kNoList.
   WL_FN unsigned list(int place) const volatile { return lists_[place]; }

@@ -14,7 +14,7 @@ namespace warploom {
 
 template <class K>
 WL_FN void run_item(const Item<K>& item) {
-  KeyPipeline<K> pipeline(item, 0, 1);
+  KeyPipeline<K> pipeline(item, 0);
   pipeline.look_up();
   __syncthreads();
   copy_queries<QueryCopy<K>>(item, item.arena.queries(), threadIdx.x);

@@ -18,23 +18,24 @@ struct DecodeArena : Arena<K> {
 };
 
 // Computes a CTA's decodes, by the threads of the decode tile: its own list, then shared lists
-// until none is left. ClaimState lists go to two places in turn, so one barrier after each draw is
-// enough: behind it all threads have also left the list before. CTAs that do not decode do not even
-// look for a list, since the whole CTA would wait for that load.
+// until none is left. CTAs that do not decode do not even look for a list, since the whole CTA
+// would wait for that load. Before the first item numbers of drawn lists go to two places in turn,
+// so one barrier after each draw is enough.
 template <class Decode>
 WL_FN void stream_lists(const typename Decode::Params& p, char* shared_memory,
                         volatile ClaimState& claims) {
   if (!claims.has_decodes()) return;
-  unsigned list = kDecodeLists * gridDim.x + claims.cta();
+  List list = list_of<Decode>(p, kDecodeLists * gridDim.x + claims.cta());
+  auto opening = load_first_opening<Decode>(p, list.number);
 #pragma unroll 1
-  for (int place = 0;; place ^= 1) {
-    stream_list<Decode>(p, shared_memory, list);
-    if (!claims.claims_decodes()) return;
+  for (int place = 0; list.is_empty(); place ^= 1) {
     if (threadIdx.x == 0) claims.template claim_decodes<Decode>(p, place);
     DecodeArena<Decode>::sync_all();
-    list = claims.list(place);
-    if (list == kNoList) return;
+    if (claims.list(place) == kNoList) return;
+    list = list_of<Decode>(p, claims.list(place));
+    opening = load_first_opening<Decode>(p, list.number);
   }
+  stream_items<Decode>(p, shared_memory, opening, list);
 }
 
 // Computes a CTA's prefills: its own list, then shared lists until none is left.

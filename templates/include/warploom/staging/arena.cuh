@@ -40,6 +40,7 @@ struct alignas(16) ItemFacts {
   int index;              // of the item in the plan
   int is_last;            // this CTA's partial result was the last of its tile
   int sees_all;           // in a composed plan: every row sees all keys of the item
+  int ends_list;          // no item of the CTA's list follows it
 };
 
 // Staged tiles and the slabs of results that are written after them share their memory. Where warps

@@ -19,7 +19,7 @@ class KeyPipeline : public TileRing<K, KeyPipeline<K>> {
   static constexpr bool kOnce = K::template Arena<K>::kReadsOnce;
 
  public:
-  WL_FN KeyPipeline(const Item<K>& item, int index, int end) : Ring(item, index, end), slot_(0) {}
+  WL_FN KeyPipeline(const Item<K>& item, int number) : Ring(item, number), slot_(0) {}
 
   WL_FN static unsigned group() { return S::kSplitKeys ? cta_thread() / kWarpSize : 0; }
   WL_FN static unsigned thread() { return S::kSplitKeys ? cta_thread() % kWarpSize : cta_thread(); }

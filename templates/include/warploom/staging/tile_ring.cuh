@@ -1,7 +1,8 @@
-// A ring of tiles of keys on their way: which they are, and which item is at hand. `Pipeline`, who
-// copies them, derives from it and has group(), wait(), copy_ahead() and advance().
+// A ring of tiles of keys on their way: which they are, and which item is at hand. `Pipeline`,
+// which copies them, derives from it and has group(), wait(), copy_ahead() and advance().
 //
-// Where warps stream keys, the ring goes on over the borders of items.
+// Where warps stream keys, the ring goes on over the borders of items, and of lists: items are
+// numbered from 0 on in the sequence in which the CTA computes them.
 #pragma once
 
 #include <warploom/items/walk.cuh>
@@ -15,21 +16,20 @@ class TileRing {
   using Unit = half_t;
 
  public:
-  // Items follow each other up to `end`; `index` is that of the first.
-  WL_FN TileRing(const Item<K>& item, int index, int end)
+  // Begins with the item of that number, whose facts are known.
+  WL_FN TileRing(const Item<K>& item, int number)
       : walk_(item, Pipeline::group()),
-        now_(index),
-        found_(index),
-        end_(end),
-        may_find_(index),
+        now_(number),
+        found_(number),
+        may_find_(number),
         stage_(0) {}
 
-  // Takes up an item, everyone's facts of which and of the next are known. The gaps in front of
-  // its tiles are left out: they are from when nothing was known of the item.
-  WL_FN void begin(int index) {
-    now_ = index;
-    may_find_ = min(index + 1, end_ - 1);
-    while (ring_[0].is_of(index - 1)) {
+  // Takes up an item whose facts are known, and those of the next item of its list. The gaps in
+  // front of its tiles are left out: they are from when nothing was known of the item.
+  WL_FN void begin(int number, bool ends_list) {
+    now_ = number;
+    may_find_ = ends_list ? number : number + 1;
+    while (ring_[0].is_of(number - 1)) {
       self().wait();
       self().copy_ahead();
       self().advance();
@@ -71,11 +71,11 @@ class TileRing {
     stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
   }
 
-  KeyWalk<K> walk_;        // of the item of the tile found last
-  int now_, found_, end_;  // indices: of the item at hand, of that one, behind the last
-  int may_find_;           // index of the last item whose facts are known
-  int stage_;              // of the tile whose turn it is
-  Visit ring_[kStages];    // tiles from that one on
+  KeyWalk<K> walk_;      // of the item of the tile found last
+  int now_, found_;      // numbers of the item at hand, and of that one
+  int may_find_;         // number of the last item whose facts are known
+  int stage_;            // of the tile whose turn it is
+  Visit ring_[kStages];  // tiles from that one on
 
  private:
   WL_FN Pipeline& self() { return static_cast<Pipeline&>(*this); }

@@ -47,6 +47,7 @@ inline unsigned sm_number() { return blockIdx.x / 2; }  // two CTAs fit
 
 inline void named_sync(int id, int threads) { fibers::wait(fibers::cta->named[id], threads); }
 inline void named_meet(int id, int threads) { named_sync(id, threads); }
+inline void named_arrive(int id, int threads) { fibers::arrive(fibers::cta->named[id], threads); }
 
 inline unsigned count_release_acquire(unsigned* counter) { return (*counter)++; }
 

@@ -59,8 +59,6 @@ inline void barrier_wait(Barrier* barrier, int parity) {
 }
 inline void fence_async_proxy() {}
 
-inline void named_arrive(int id, int threads) { fibers::arrive(fibers::cta->named[id], threads); }
-
 template <int>
 void set_registers_up() {}
 template <int>
