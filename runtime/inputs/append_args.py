@@ -273,8 +273,8 @@ def _from_host(
         refuse_under_capture(
             device, "append() was given host arrays", "Give int32 tensors on the device."
         )
-    arrays = [
-        torch.as_tensor(np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value))
+    arrays = [  # copies, since torch takes no arrays that are read-only or run backwards
+        torch.from_numpy(np.array(value.cpu() if isinstance(value, torch.Tensor) else value))
         for value in given
     ]
     return [array.to(device, torch.int32).contiguous() for array in arrays]

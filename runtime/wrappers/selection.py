@@ -241,6 +241,6 @@ class PageSelectionWrapper(AttentionWrapper):
                 got=tuple(tensor.shape),
                 expected=f"[requests>={requests}, kv_head={heads}, budget]",
             )
-        if tensor.shape[2] > 1 and tensor.stride(2) != 1:
+        if tensor.numel() and tensor.shape[2] > 1 and tensor.stride(2) != 1:
             raise WrongStride(name=name, got=tensor.stride(), expected="the last must be 1")
         return tensor

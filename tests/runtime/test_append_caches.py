@@ -127,3 +127,17 @@ def test_scales_that_divide_when_written_are_a_way() -> None:
     new, cache = torch.ones(2, 1, 16), torch.zeros(1, 2, 4, 1, 16)
     wl.append(new, new, cache, [0, 2], [0, 1], [0], [2], variant=Divided(0.5, 2.0))
     assert torch.equal(cache[0, :, :2, 0, 0], torch.tensor([[2.0, 2.0], [1.0, 1.0]]))
+
+
+def test_index_arrays_may_be_read_only_or_run_backwards() -> None:
+    k, v = torch.randn(2, 3, 1, 8)
+    given = {"indptr": [0, 2, 3], "kv_indptr": [0, 1, 2], "kv_indices": [1, 0], "last": [2, 1]}
+    expected, found = torch.zeros(2, 4, 2, 2, 1, 8)
+    wl.append(k, v, expected, *given.values())
+    for backwards in (False, True):
+        arrays = [np.array(x[::-1] if backwards else x, np.int32) for x in given.values()]
+        for array in arrays:
+            array.flags.writeable = False
+        found.zero_()
+        wl.append(k, v, found, *(x[::-1] if backwards else x for x in arrays))
+        assert torch.equal(found, expected)

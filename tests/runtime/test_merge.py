@@ -299,3 +299,16 @@ def test_lists_of_states_are_told_to_be_stacked() -> None:
     with pytest.raises(errors.ArgumentError, match=r"s: is a list of .*: give torch.stack\(s, 1\)"):
         wl.merge_states(torch.stack(v, 1), s)
     assert wl.merge_states(torch.stack(v, 1), torch.stack(s, 1))[0].shape == (3, 2, 8)
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_a_head_without_a_sink_has_zeros_where_a_row_sees_nothing(backend: str | None) -> None:
+    sink = torch.tensor([-math.inf, 0.0])
+    attention = wl.AttentionWrapper(
+        wl.AttentionSink(sink), num_q_heads=2, head_dim=8, dtype="float32", device="cpu",
+        backend=backend,
+    )  # fmt: skip
+    attention.plan([0, 1, 2], [0, 3, 3])
+    k, v = torch.randn(2, 3, 2, 8)
+    out = attention.run(torch.randn(2, 2, 8), (k, v))
+    assert out[0].isfinite().all() and out[0].any(-1).all() and not out[1].any()

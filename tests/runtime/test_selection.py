@@ -280,3 +280,12 @@ def test_warm_selections_build_no_planner(monkeypatch: pytest.MonkeyPatch) -> No
     assert {source.labels[0] for source, _ in declaration.jobs(host, [host])} == {("kind", "cpu")}
     declaration.on("cpu").warm_up(progress=False)
     assert not made
+
+
+def test_no_requests_have_a_selection_of_any_strides() -> None:
+    attention = wl.PageSelectionWrapper(
+        None, kv_format=wl.Paged(4), num_q_heads=2, head_dim=8, dtype="float32", device="cpu"
+    )
+    for selection in (torch.zeros(0, 2, 8).int(), torch.from_numpy(np.zeros((0, 2, 8), np.int32))):
+        attention.plan([0], [0], selection, [])
+        assert attention.run(torch.zeros(0, 2, 8), torch.zeros(1, 2, 4, 2, 8)).shape == (0, 2, 8)
