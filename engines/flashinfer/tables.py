@@ -35,7 +35,7 @@ def page_lists(indptr: Any, indices: Any, last_page_len: Any, device: torch.devi
         device: where tables of int32 stay, if they lie there, since it plans; their `indptr` must
             begin with 0. None: the host plans, and gets copies.
     """
-    tables = as_torch(indptr, "indptr"), as_torch(last_page_len, "last_page_len")
+    tables = _tensor(indptr, "indptr"), _tensor(last_page_len, "last_page_len")
     if device is not None and all(_stays(x, device) for x in (*tables, indices)):
         last = tables[1]
         if last.shape[0] == tables[0].shape[0] - 1:
@@ -54,9 +54,13 @@ def _stays(x: Any, device: torch.device) -> bool:
     return on_it and device.type == "cuda" and x.dtype == torch.int32
 
 
+def _tensor(x: Any, name: str) -> torch.Tensor:
+    return torch.tensor(x) if isinstance(x, (list, tuple, range)) else as_torch(x, name)
+
+
 def host(x: Any) -> _Array:
     """An array of the host, which waits for a device; int64 becomes int32."""
-    found = as_torch(x, "index array").cpu().numpy()
+    found = _tensor(x, "index array").cpu().numpy()
     return found.astype(np.int32) if found.dtype == np.int64 else found
 
 
@@ -87,7 +91,7 @@ def lists_of_lengths(indptr: Any, indices: Any, kv_lens: Any, page_size: int) ->
     new = np.concatenate(([0], np.cumsum(used))).astype(np.int32)
     if begin[0] or not np.array_equal(new, begin):
         taken = np.arange(new[-1]) + np.repeat(begin[:-1] - new[:-1], used)
-        pages = as_torch(indices, "kv_indices")
+        pages = _tensor(indices, "kv_indices")
         indices = pages[torch.as_tensor(taken, device=pages.device)]
     last = np.where(lens > 0, (lens - 1) % page_size + 1, 0).astype(np.int32)
     return Pages(new, indices, last)
@@ -105,7 +109,7 @@ def check_seq_lens(seq_lens: Any, pages: Pages, page_size: int) -> None:
     Raises:
         BadLength: they differ.
     """
-    told = None if seq_lens is None else as_torch(seq_lens, "seq_lens")
+    told = None if seq_lens is None else _tensor(seq_lens, "seq_lens")
     if told is None or told.device.type != "cpu" or isinstance(pages.kv_indptr, torch.Tensor):
         return
     lens, given = lengths_of(pages, page_size), host(told).ravel()
