@@ -115,7 +115,7 @@ class Facade:
         self._uses: dict[Use, None] = {}
         self._step: Step | None = None
         self._bounds: Bounds | None = None  # of graphs, from the first plan on
-        self._declared: Declaration | None = None  # of graphs, likewise
+        self._first: tuple[Declaration, Shaping] | None = None  # of graphs, likewise
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
@@ -139,21 +139,26 @@ class Facade:
         self._step = None
         self._ready.clear()
         if self._use_cuda_graph:
-            self._keep(step.declaration, bounds)
+            self._keep(step, bounds)
         for use in self._uses or (Use(),):
             self._wrapper(step, use)
         self._step = step
 
-    def _keep(self, declaration: Declaration, bounds: Bounds | None) -> None:
-        first = self._declared
-        if first is None or not self._uses:  # no run was captured
-            self._declared, self._bounds = declaration, bounds
+    def _keep(self, step: Step, bounds: Bounds | None) -> None:
+        """Refuse what captured launches would not see."""
+        if self._first is None or not self._uses:  # no run was captured
+            self._first, self._bounds = (step.declaration, step.shaping), bounds
             return
-        for one in fields(Declaration):
-            got, expected = getattr(declaration, one.name), getattr(first, one.name)
-            if got != expected:
-                remedy = "Plan with the same"
-                raise FrozenByGraph(name=one.name, got=got, expected=expected, remedy=remedy)
+        pairs: list[tuple[Any, Any]] = [
+            (step.shaping, self._first[1]),
+            (step.declaration, self._first[0]),
+        ]
+        for new, first in pairs:
+            for one in fields(first):
+                got, expected = getattr(new, one.name), getattr(first, one.name)
+                if got != expected:
+                    remedy = "Plan with the same"
+                    raise FrozenByGraph(name=one.name, got=got, expected=expected, remedy=remedy)
 
     def _wrapper(self, step: Step, use: Use) -> AttentionWrapper:
         """The wrapper for this use, planned for the batch."""

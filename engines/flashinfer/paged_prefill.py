@@ -14,6 +14,7 @@ from warploom.engines.flashinfer.graphs import bounds_of_buffers, check_batch, c
 from warploom.engines.flashinfer.masks import Masks
 from warploom.engines.flashinfer.refusals import checked_backend, refuse_given, refuse_more
 from warploom.engines.flashinfer.tables import (
+    Pages,
     check_seq_lens,
     host,
     lengths_of,
@@ -22,6 +23,7 @@ from warploom.engines.flashinfer.tables import (
 )
 from warploom.engines.flashinfer.variants import Shaping
 from warploom.errors import ArgumentError
+from warploom.scheduler.model.bounds import Bounds
 
 
 class BatchPrefillWithPagedKVCacheWrapper(Facade):
@@ -157,34 +159,38 @@ class BatchPrefillWithPagedKVCacheWrapper(Facade):
             prefix_len_ptr=prefix_len_ptr, token_pos_in_items_ptr=token_pos_in_items_ptr,
             token_pos_in_items_len=token_pos_in_items_len, max_item_len_ptr=max_item_len_ptr,
         )  # fmt: skip
-        is_masked = custom_mask is not None or packed_custom_mask is not None
-        bounds = None
-        if self._room is not None:
-            rows = host(qo_indptr[-1:]) if self._bounds is None else [self._bounds.max_q_rows]
-            bounds = bounds_of_buffers(self._room, len(qo_indptr) - 1, int(rows[0]), page_size)
-        pages = page_lists(
-            paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len,
-            self.device if bounds else None,
-        )  # fmt: skip
+        tables = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
+        pages = page_lists(*tables, self.device if self._room else None)
         check_seq_lens(seq_lens, pages, page_size)
+        tensors = self._bits(custom_mask, packed_custom_mask, qo_indptr, pages, page_size)
         shaping = Shaping(
             causal, window_left, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta,
-            is_masked,
+            bool(tensors),
         )  # fmt: skip
-        tensors: dict[str, Any] = {}
-        if is_masked:
-            q_lens, kv_lens = np.diff(host(qo_indptr)), lengths_of(pages, page_size)
-            tensors = self._bits(custom_mask, packed_custom_mask, q_lens, kv_lens)
         declaration = Declaration(
             shaping.scores, Paged(page_size, layout=self.kv_layout), num_qo_heads, num_kv_heads,
             head_dim_qk, head_dim_vo, Types.of(q_data_type, kv_data_type, o_data_type), sm_scale,
             splits_are_fixed(fixed_split_size, disable_split_kv),
         )  # fmt: skip
-        self._plan(Step(declaration, shaping, (qo_indptr, *pages), tensors=tensors), bounds)
+        step = Step(declaration, shaping, (qo_indptr, *pages), tensors=tensors)
+        self._plan(step, self._bounds_of(qo_indptr, page_size))
 
     begin_forward = plan
 
-    def _bits(self, custom: Any, packed: Any, q_lens: Any, kv_lens: Any) -> dict[str, Any]:
+    def _bounds_of(self, qo_indptr: Any, page_size: int) -> Bounds | None:
+        """Of graphs; the rows are those of the first batch."""
+        if self._room is None:
+            return None
+        rows = host(qo_indptr[-1:])[0] if self._bounds is None else self._bounds.max_q_rows
+        return bounds_of_buffers(self._room, len(qo_indptr) - 1, int(rows), page_size)
+
+    def _bits(
+        self, custom: Any, packed: Any, qo_indptr: Any, pages: Pages, page_size: int
+    ) -> dict[str, Any]:
+        """A mask as values of fields, if there is one."""
+        if custom is None and packed is None:
+            return {}
+        q_lens, kv_lens = np.diff(host(qo_indptr)), lengths_of(pages, page_size)
         if self._masks is None:
             room = None
             if self._use_cuda_graph:

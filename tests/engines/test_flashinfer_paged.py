@@ -224,6 +224,8 @@ def test_batches_within_the_buffers_of_a_graph() -> None:
     assert not any(buffer.any() for buffer in buffers)
     with pytest.raises(FrozenByGraph, match="sm_scale"):
         wrapper.plan(*lists, 4, 2, 32, 4, logits_soft_cap=2.0, sm_scale=1.0, **F32)
+    with pytest.raises(FrozenByGraph, match="logits_soft_cap is 3"):
+        wrapper.plan(*lists, 4, 2, 32, 4, logits_soft_cap=3.0, **F32)
     with pytest.raises(PlanMismatch, match="number of requests is 1"):
         wrapper.plan(lists[0][:2], lists[1], lists[2][:1], 4, 2, 32, 4, logits_soft_cap=2.0, **F32)
     long = Batch.of([(1, 30), (1, 23)])
