@@ -63,6 +63,15 @@ class MultiLevelCascadeAttentionWrapper(Facade):
             self._requests = len(qo_indptr_buf_arr[-1]) - 1
             self._pages = [len(one) for one in paged_kv_indices_buf_arr]
 
+    def reset_workspace_buffer(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, float_workspace_buffer: Any, int_workspace_buffers: Any = None
+    ) -> None:
+        """Without effect, as of the other wrappers.
+
+        Args:
+            float_workspace_buffer, int_workspace_buffers: not used.
+        """
+
     def plan(
         self,
         qo_indptr_arr: Sequence[Any],

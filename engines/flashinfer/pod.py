@@ -37,7 +37,6 @@ class BatchPODWithPagedKVCacheWrapper(Facade):
         self._lens: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
         self._prefills = 0
         self._is_causal = True  # what the last run was given
-        self._has_bits = False  # the plan has a mask that one run was given
 
     def plan(
         self,
@@ -101,7 +100,7 @@ class BatchPODWithPagedKVCacheWrapper(Facade):
         q_lens = np.concatenate([np.diff(x) for x in rows])
         kv_lens = np.concatenate([lengths_of(x, page_size) for x in pages])
         self._lens, self._prefills = (q_lens, kv_lens), len(rows[0]) - 1
-        self._rows, self._has_bits = (int(rows[0][-1]), int(rows[1][-1])), False
+        self._rows = int(rows[0][-1]), int(rows[1][-1])
         lists = (np.concatenate((rows[0], rows[0][-1] + rows[1][1:])), *_joined(*pages))
         self._plan(Step(declaration, shaping, lists))
 
@@ -183,10 +182,9 @@ class BatchPODWithPagedKVCacheWrapper(Facade):
             )
             shaping = replace(step.shaping, causal=False, is_masked=True)
             tensors = _seen_behind(bits, q_lens[first:] * kv_lens[first:], self.device)
-        if shaping != step.shaping or tensors or self._has_bits:
+        if shaping != step.shaping or tensors:
             declaration = replace(step.declaration, scores=shaping.scores)
             self._plan(replace(step, declaration=declaration, shaping=shaping, tensors=tensors))
-        self._has_bits = bool(tensors)
         self._is_causal = is_causal if not tensors else self._is_causal
 
     def _planned_lens(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -174,9 +174,10 @@ def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shaping: Shaping, bits: dict[str, Any],
     scales: RunScales, types: Types, sm_scale: float | None, return_lse: bool,
 ) -> Any:  # fmt: skip
-    scores, inputs = shaping.scores, shaping.values | bits
+    scores = replace(shaping.scores, has_scales=scales.are_needed)
+    inputs: dict[str, Any] = shaping.values | bits
     if scales.are_needed:
-        scores, inputs = replace(scores, has_scales=True), inputs | scales.inputs
+        inputs |= scales.inputs
     o, lse = attention(
         q[None], k[None], v[None], variant=scores.variant, sm_scale=sm_scale, return_lse=True,
         lse_base="2", **inputs,

@@ -1,7 +1,6 @@
 """Page tables as FlashInfer takes them, made into those that `AttentionWrapper.plan` takes.
 
-FlashInfer's may begin within a longer list of pages, may say any length of the last page of a
-request without pages, and may count keys in place of it.
+FlashInfer's may begin within a longer list of pages, and may count keys in place of the last pages.
 """
 
 from __future__ import annotations
@@ -37,15 +36,10 @@ def page_lists(indptr: Any, indices: Any, last_page_len: Any, device: torch.devi
     """
     tables = _tensor(indptr, "indptr"), _tensor(last_page_len, "last_page_len")
     if device is not None and all(_stays(x, device) for x in (*tables, indices)):
-        last = tables[1]
-        if last.shape[0] == tables[0].shape[0] - 1:
-            last = torch.where(tables[0].diff() > 0, last, 0)
-        return Pages(tables[0], indices, last)
+        return Pages(tables[0], indices, tables[1])
     begin, last_host = (host(x) for x in tables)
     if len(begin) and begin[0] > 0:
         indices, begin = indices[int(begin[0]) :], begin - begin[0]
-    if last_host.shape == (len(begin) - 1,):
-        last_host = np.where(np.diff(begin) > 0, last_host, 0).astype(last_host.dtype)
     return Pages(begin, indices, last_host)
 
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from support.flashinfer_reference import Asked, Batch, assert_close, attend
 
 from warploom.engine_errors import UnsupportedByEngine
-from warploom.engines import flashinfer
+from warploom.engines import flashinfer as calls
 from warploom.errors import ArgumentError, BadLength, BoundsExceeded, WrongShape
 
+flashinfer: Any = calls  # whose callers unpack lists of tables
 WORKSPACE = torch.empty(1, dtype=torch.uint8)
 F32 = {"q_data_type": "float32"}
 FEW = settings(max_examples=20, deadline=None)
@@ -205,7 +206,7 @@ def test_levels(lengths: Any, shared: int, between: int, causal: bool, seed: int
     free = [p for p in range(len(batch.cache[0])) if p not in batch.indices.tolist()]
     free += free  # a page may be shared twice
     own = [free[:shared], free[3 : 3 + between], []]
-    i32 = {"dtype": torch.int32}
+    i32: dict[str, Any] = {"dtype": torch.int32}
     levels = [
         (torch.tensor([0, rows[-1]], **i32), [0, shared], own[0], [4]),
         (torch.tensor([0, rows[half], rows[-1]], **i32), [0, between, between], own[1], [4, 0]),

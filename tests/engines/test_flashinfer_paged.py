@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.flashinfer_reference import Asked, Batch, assert_close
 
 from warploom.engine_errors import UnsupportedByEngine
-from warploom.engines import flashinfer
+from warploom.engines import flashinfer as calls
 from warploom.errors import (
     ArgumentError,
     BadLength,
@@ -22,6 +22,7 @@ from warploom.errors import (
     PlanMismatch,
 )
 
+flashinfer: Any = calls  # whose callers unpack lists of tables
 WORKSPACE = torch.empty(1, dtype=torch.uint8)
 F32 = {"q_data_type": "float32"}
 FEW = settings(max_examples=25, deadline=None)
@@ -114,7 +115,7 @@ def test_a_mask_takes_the_place_of_causality(
     flat = torch.cat([one.flatten() for one in masks])
     begins = torch.tensor([0, *(one.numel() for one in masks)]).cumsum(0)
     packed, _ = flashinfer.segment_packbits(flat, begins, bitorder="little")
-    given = {"packed_custom_mask": packed} if is_packed else {"custom_mask": flat}
+    given: dict[str, Any] = {"packed_custom_mask": packed} if is_packed else {"custom_mask": flat}
     asked = Asked(causal=True, window=window)
     wrapper = prefill_of(batch, asked, **given)
     each = [replace(asked, mask=one) for one in masks]
