@@ -52,7 +52,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Facade):
         checked_backend(backend)
         super().__init__(workspace_device(float_workspace_buffer), kv_layout, use_cuda_graph)
         self._use_tensor_cores = bool(use_tensor_cores)
-        self._q_len = 1
+        self._q_len, self._requests = 1, 0
         self._room: tuple[int, int] | None = None  # requests and pages of graphs
         if use_cuda_graph:
             self._room = check_batch(
@@ -149,7 +149,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Facade):
             head_dim, None, Types.of(q_data_type, kv_data_type, o_data_type), sm_scale,
             splits_are_fixed(fixed_split_size, disable_split_kv),
         )  # fmt: skip
-        self._q_len = q_len_per_req
+        self._q_len, self._requests = q_len_per_req, requests
         self._plan(Step(declaration, shaping, (rows, *pages)), bounds)
 
     begin_forward = plan
@@ -205,14 +205,21 @@ class BatchDecodeWithPagedKVCacheWrapper(Facade):
         factor = skip_softmax_threshold_scale_factor
         refuse_given(skip_softmax_threshold_scale_factor=factor, kv_cache_sf=kv_cache_sf)
         self._check_window(window_left)
-        if q_len_per_req is not None and q_len_per_req != self._q_len:
-            raise PlanMismatch(name="q_len_per_req", got=q_len_per_req, expected=self._q_len)
+        self._check_rows(q, q_len_per_req)
         return self._attend(
             q, unpacked(paged_kv_cache, self.kv_layout), out=out, lse=lse, return_lse=return_lse,
             scales=RunScales.of(q_scale, k_scale, v_scale), sinks=sinks,
         )  # fmt: skip
 
     run_return_lse = partialmethod(run, return_lse=True)
+
+    def _check_rows(self, q: Any, told: int | None) -> None:
+        """What q says of the rows of a request; other numbers of rows are refused later."""
+        rows = q.shape[0] if len(getattr(q, "shape", ())) else 0
+        each, rest = divmod(rows, self._requests) if self._requests else (self._q_len, 0)
+        for got in (told, None if rest else each):
+            if got not in (None, self._q_len):
+                raise PlanMismatch(name="q_len_per_req", got=got, expected=self._q_len)
 
     def forward(
         self,

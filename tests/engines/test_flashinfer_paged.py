@@ -186,6 +186,8 @@ def test_rows_of_a_decode_see_each_other_causally() -> None:
     assert_close(got, batch.expected(Asked(causal=True)))
     with pytest.raises(PlanMismatch, match="q_len_per_req"):
         wrapper.run(batch.q, batch.cache, q_len_per_req=2)
+    with pytest.raises(PlanMismatch, match="q_len_per_req is 2"):
+        wrapper.run(batch.q[:4], batch.cache)
 
 
 def test_the_older_way_is_told_at_each_run() -> None:
