@@ -26,6 +26,14 @@ _MOST_WRAPPERS = 8  # of a facade without graphs: layers of a model differ in a 
 _LOG2_E = math.log2(math.e)
 
 
+@dataclass
+class Made:
+    """A wrapper, and the numbers that its last plan had; None if it has no plan."""
+
+    wrapper: AttentionWrapper
+    values: dict[str, Any] | None = None
+
+
 @dataclass(frozen=True)
 class Step:
     """A batch as it is planned.
@@ -44,13 +52,16 @@ class Step:
     lens: Any = None
     tensors: dict[str, Any] = field(default_factory=dict)
 
-    def plan(self, wrapper: AttentionWrapper) -> None:
-        """Plan it by this wrapper, which the declaration was made into."""
+    def plan(self, made: Made) -> None:
+        """Plan it; values that the wrapper has are left out, as plans without any are fastest."""
         rows, kv_indptr, kv_indices, last_page_len = self.lists
-        wrapper.plan(
-            rows, kv_indptr, kv_indices, last_page_len, kv_lens=self.lens, **self.shaping.values,
-            **self.tensors,
-        )  # fmt: skip
+        values, known = self.shaping.values, made.values
+        made.values = None  # in case that it is refused
+        given = {} if values == known else values
+        made.wrapper.plan(
+            rows, kv_indptr, kv_indices, last_page_len, kv_lens=self.lens, **given, **self.tensors
+        )
+        made.values = values
 
 
 class Use(NamedTuple):
@@ -70,18 +81,23 @@ class RunScales:
     @classmethod
     def of(cls, q_scale: Any, k_scale: Any, v_scale: Any) -> RunScales:
         """From FlashInfer's; None is 1. Reading a tensor of one number waits for it."""
+        if q_scale is None and k_scale is None and v_scale is None:
+            return _NO_SCALES
         named = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
         q, k, v = (_number(name, value) for name, value in named.items())
         return cls(q * k, v)
 
     @property
     def are_needed(self) -> bool:
-        return self != RunScales()
+        return self is not _NO_SCALES and self != _NO_SCALES
 
     @property
     def inputs(self) -> dict[str, float]:
         """Values of `KVScale`; q.k of scaled queries is q.k of scaled keys."""
         return {"k_scale": self.of_logits, "v_scale": self.of_values}
+
+
+_NO_SCALES = RunScales()
 
 
 def _number(name: str, given: Any) -> float:
@@ -110,8 +126,8 @@ class Facade:
         self.device = device
         self.kv_layout: Any = checked_layout(kv_layout)
         self._use_cuda_graph = bool(use_cuda_graph)
-        self._made: dict[Declaration, AttentionWrapper] = {}  # the last used one is the last
-        self._ready: set[Declaration] = set()  # those planned for the present batch
+        self._made: dict[Declaration, Made] = {}  # the last used one is the last
+        self._ready: dict[Use, AttentionWrapper] = {}  # those planned for the present batch
         self._uses: dict[Use, None] = {}
         self._step: Step | None = None
         self._bounds: Bounds | None = None  # of graphs, from the first plan on
@@ -162,17 +178,18 @@ class Facade:
 
     def _wrapper(self, step: Step, use: Use) -> AttentionWrapper:
         """The wrapper for this use, planned for the batch."""
+        if use in self._ready:
+            return self._ready[use]
         declaration = step.declaration.using(use.scales, use.sinks)
         found = self._made.pop(declaration, None)
         if found is None:
-            found = declaration.make(self.device, self._bounds)
+            found = Made(declaration.make(self.device, self._bounds))
         self._made[declaration] = found
         while len(self._made) > _MOST_WRAPPERS and not self._use_cuda_graph:
             del self._made[next(iter(self._made))]
-        if declaration not in self._ready:
-            step.plan(found)
-            self._ready.add(declaration)
-        return found
+        step.plan(found)
+        self._ready[use] = found.wrapper
+        return found.wrapper
 
     def _planned(self, what: str = "there is no plan yet") -> Step:
         if self._step is None:
@@ -203,7 +220,8 @@ class Facade:
         step = self._planned()
         use = Use(scales is not None and scales.are_needed, sinks is not None)
         if use not in self._uses:
-            if is_capturing(self.device):  # replays would repeat this batch's plan
+            if use not in self._ready and is_capturing(self.device):
+                # replays would repeat this batch's plan
                 what = "run() was given scales or sinks, or none, as no run before"
                 raise ForbiddenUnderCapture(what=what, remedy="Run so once before the capture.")
             if not self._use_cuda_graph:
