@@ -197,8 +197,15 @@ _FOREIGN = {
     "logits_mask says.",
     "BlockSparseAttentionWrapper": "It is warploom.AttentionWrapper(variant, kv_format="
     "warploom.BlockSparse(block=(R, C)), ...).",
-    "MultiLevelCascadeAttentionWrapper": "It is warploom.AttentionWrapper(variant, kv_format="
-    "warploom.Composed(page_size), ...), which finds levels in the page table.",
+    **dict.fromkeys(
+        (
+            "MultiLevelCascadeAttentionWrapper",
+            "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
+            "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
+        ),
+        "It is warploom.AttentionWrapper(variant, kv_format=warploom.Composed(page_size), ...), "
+        "which finds levels in the page table.",
+    ),
     **dict.fromkeys(
         ("append_paged_kv_cache", "append_paged_kv_cache_by_lens"),
         "It is warploom.append, or warploom.Appender for every layer of a step.",
