@@ -22,6 +22,7 @@ except ModuleNotFoundError:  # Python 3.10, where pytest brings tomli
 
 import warploom
 from warploom import hints
+from warploom.engines import flashinfer
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -198,6 +199,7 @@ def test_folders_import_downwards_only(tmp_path: Path) -> None:
         ("BatchPrefillWithPagedKVCacheWrapper", r"warploom.AttentionWrapper\(.*Paged"),
         ("BatchDecodeWithPagedKVCacheWrapper", r"warploom.AttentionWrapper\(.*Paged"),
         ("append_paged_kv_cache", "warploom.append"),
+        ("get_seq_lens", "as there, it is in warploom.engines.flashinfer"),
         ("single_prefill_with_kv_cache", "warploom.attention"),
         ("create_block_mask", "warploom.flex"),
         ("Casual", "Did you mean 'Causal'"),
@@ -212,6 +214,7 @@ def test_what_stands_for_other_names_is_there() -> None:
     for text in hints._FOREIGN.values():
         for name in re.findall(r"warploom\.(\w+)", text):
             assert name in warploom._HOME
+    assert all(hasattr(flashinfer, name) for name in hints._CALLED_AS_THERE)
 
 
 def test_a_checkout_that_is_not_installed_says_what_to_do(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ class WrongEngineVersion(WarploomError):
 
 
 class UnsupportedByEngine(UnsupportedSpec):
-    """A model, or an option of the engine, that a back end does not serve; told while it loads."""
+    """What a back end does not serve: a model or an option, told while it loads, or an argument of
+    FlashInfer's calls, told when it is given."""
 
     message = "warploom does not serve {what} in {engine}: {reason}. {remedy}"
 

@@ -261,8 +261,15 @@ _FOREIGN = {
     "logits_mask says.",
     "BlockSparseAttentionWrapper": "It is warploom.AttentionWrapper(variant, kv_format="
     "warploom.BlockSparse(block=(R, C)), ...).",
-    "MultiLevelCascadeAttentionWrapper": "It is warploom.AttentionWrapper(variant, kv_format="
-    "warploom.Composed(page_size), ...), which finds levels in the page table.",
+    **dict.fromkeys(
+        (
+            "MultiLevelCascadeAttentionWrapper",
+            "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
+            "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
+        ),
+        "It is warploom.AttentionWrapper(variant, kv_format=warploom.Composed(page_size), ...), "
+        "which finds levels in the page table.",
+    ),
     **dict.fromkeys(
         ("append_paged_kv_cache", "append_paged_kv_cache_by_lens"),
         "It is warploom.append, or warploom.Appender for every layer of a step.",
@@ -301,9 +308,37 @@ _FOREIGN = {
 }
 
 
+# names that engines/flashinfer has, with FlashInfer's own arguments
+_CALLED_AS_THERE = frozenset(
+    (
+        "BatchAttention",
+        "BatchAttentionWithAttentionSinkWrapper",
+        "BatchDecodeWithPagedKVCacheWrapper",
+        "BatchPODWithPagedKVCacheWrapper",
+        "BatchPrefillWithPagedKVCacheWrapper",
+        "BatchPrefillWithRaggedKVCacheWrapper",
+        "BlockSparseAttentionWrapper",
+        "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+        "MultiLevelCascadeAttentionWrapper",
+        "append_paged_kv_cache",
+        "get_batch_indices_positions",
+        "get_seq_lens",
+        "merge_state_in_place",
+        "packbits",
+        "segment_packbits",
+        "single_decode_with_kv_cache",
+        "single_decode_with_kv_cache_return_lse",
+        "single_prefill_with_kv_cache",
+        "single_prefill_with_kv_cache_return_lse",
+    )
+)
+_AS_THERE = " Called as there, it is in warploom.engines.flashinfer."
+
+
 def elsewhere(name: str) -> str:
-    """A sentence about what stands for a name of another library; empty if nothing does."""
-    return f" {_FOREIGN[name]}" if name in _FOREIGN else ""
+    """A sentence or two about what stands for a name of another library; empty if nothing does."""
+    here = f" {_FOREIGN[name]}" if name in _FOREIGN else ""
+    return here + (_AS_THERE if name in _CALLED_AS_THERE else "")
 
 
 def meant(call: str, name: str) -> str:

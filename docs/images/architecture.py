@@ -114,7 +114,11 @@ ROOMS = (
         "back ends of others",
         180,
         (),
-        (("vllm", "a plug-in"), ("transformers", "continuous batching")),
+        (
+            ("vllm", "a plug-in"),
+            ("transformers", "continuous batching"),
+            ("flashinfer", "its calls"),
+        ),
     ),
 )
 SIDE = BOX + INNER * max(len(room.rooms) for room in ROOMS) + 6

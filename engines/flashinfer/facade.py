@@ -1,0 +1,268 @@
+"""What FlashInfer's wrappers share: the wrappers of warploom behind them, and their plans.
+
+A kernel depends on what FlashInfer is told at `plan` and, of scales and sinks, at `run`. So a
+facade keeps a wrapper for each declaration that it meets, and plans those that runs ask for: at
+`plan` what runs used last (for CUDA graphs all that runs have used, as replays run none), others at
+their first run of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from warploom.engines.flashinfer.declared import Declaration
+from warploom.engines.flashinfer.refusals import checked_layout, refuse
+from warploom.engines.flashinfer.variants import Shaping
+from warploom.errors import ArgumentError, ForbiddenUnderCapture, FrozenByGraph, NotPlanned
+from warploom.runtime.devices.graph import is_capturing
+from warploom.runtime.wrappers.wrapper import AttentionWrapper
+from warploom.scheduler.model.bounds import Bounds
+
+_MOST_WRAPPERS = 8  # of a facade without graphs: layers of a model differ in a few ways
+_LOG2_E = math.log2(math.e)
+
+
+@dataclass
+class Made:
+    """A wrapper, and the numbers that its last plan had; None if it has no plan."""
+
+    wrapper: AttentionWrapper
+    values: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A batch as it is planned.
+
+    Attributes:
+        declaration: without scales and sinks.
+        shaping: the arguments that the declaration's scores came from.
+        lists: the four arguments of `AttentionWrapper.plan` that are given by position.
+        lens: kv_lens, of block-sparse formats.
+        tensors: values of fields: bits of a mask.
+    """
+
+    declaration: Declaration
+    shaping: Shaping
+    lists: tuple[Any, Any, Any, Any]
+    lens: Any = None
+    tensors: dict[str, Any] = field(default_factory=dict)
+
+    def plan(self, made: Made) -> None:
+        """Plan it; values that the wrapper has are left out, as plans without any are fastest."""
+        rows, kv_indptr, kv_indices, last_page_len = self.lists
+        values, known = self.shaping.values, made.values
+        made.values = None  # in case that it is refused
+        given = {} if values == known else values
+        made.wrapper.plan(
+            rows, kv_indptr, kv_indices, last_page_len, kv_lens=self.lens, **given, **self.tensors
+        )
+        made.values = values
+
+
+class Use(NamedTuple):
+    """What a run is given that makes another kernel."""
+
+    scales: bool = False
+    sinks: bool = False
+
+
+@dataclass(frozen=True)
+class RunScales:
+    """Numbers that q.k and the output are multiplied with."""
+
+    of_logits: float = 1.0
+    of_values: float = 1.0
+
+    @classmethod
+    def of(cls, q_scale: Any, k_scale: Any, v_scale: Any) -> RunScales:
+        """From FlashInfer's; None is 1. Reading a tensor of one number waits for it."""
+        if q_scale is None and k_scale is None and v_scale is None:
+            return _NO_SCALES
+        named = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+        q, k, v = (_number(name, value) for name, value in named.items())
+        return cls(q * k, v)
+
+    @property
+    def are_needed(self) -> bool:
+        return self is not _NO_SCALES and self != _NO_SCALES
+
+    @property
+    def inputs(self) -> dict[str, float]:
+        """Values of `KVScale`; q.k of scaled queries is q.k of scaled keys."""
+        return {"k_scale": self.of_logits, "v_scale": self.of_values}
+
+
+_NO_SCALES = RunScales()
+
+
+def _number(name: str, given: Any) -> float:
+    if given is None:
+        return 1.0
+    if isinstance(given, torch.Tensor):
+        if given.numel() != 1:
+            remedy = "Give one number, or warploom.HeadKVScale to warploom.AttentionWrapper."
+            refuse(f"{name} of shape {tuple(given.shape)}", "it is one number here", remedy)
+        if is_capturing(given.device):
+            reason = "is a tensor, which a host cannot read while a CUDA graph is being captured"
+            raise ArgumentError(name=name, reason=f"{reason}; give a float")
+        return float(given.item())
+    return float(given)
+
+
+class Facade:
+    """Base of FlashInfer's wrappers.
+
+    Attributes:
+        device: where tensors must be; that of the workspace, which is not used otherwise.
+        kv_layout: "NHD" or "HND", of keys and values.
+    """
+
+    def __init__(self, device: torch.device, kv_layout: str, use_cuda_graph: bool = False) -> None:
+        self.device = device
+        self.kv_layout: Any = checked_layout(kv_layout)
+        self._use_cuda_graph = bool(use_cuda_graph)
+        self._made: dict[Declaration, Made] = {}  # the last used one is the last
+        self._ready: dict[Use, AttentionWrapper] = {}  # those planned for the present batch
+        self._uses: dict[Use, None] = {}
+        self._step: Step | None = None
+        self._bounds: Bounds | None = None  # of graphs, from the first plan on
+        self._first: tuple[Declaration, Shaping] | None = None  # of graphs, likewise
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        """Whether runs may be captured and replayed with later plans."""
+        return self._use_cuda_graph
+
+    def reset_workspace_buffer(
+        self, float_workspace_buffer: Any, int_workspace_buffer: Any = None
+    ) -> None:
+        """Without effect: wrappers allocate what they need, on the device that they were made for.
+
+        Args:
+            float_workspace_buffer, int_workspace_buffer: not used.
+        """
+
+    def end_forward(self) -> None:
+        """Without effect, as in FlashInfer."""
+
+    def _plan(self, step: Step, bounds: Bounds | None = None) -> None:
+        """Plan a batch; `bounds` are those of graphs, kept from the first plan on."""
+        self._step = None
+        self._ready.clear()
+        if self._use_cuda_graph:
+            self._keep(step, bounds)
+        for use in self._uses or (Use(),):
+            self._wrapper(step, use)
+        self._step = step
+
+    def _keep(self, step: Step, bounds: Bounds | None) -> None:
+        """Refuse what captured launches would not see."""
+        if self._first is None or not self._uses:  # no run was captured
+            self._first, self._bounds = (step.declaration, step.shaping), bounds
+            return
+        pairs: list[tuple[Any, Any]] = [
+            (step.shaping, self._first[1]),
+            (step.declaration, self._first[0]),
+        ]
+        for new, first in pairs:
+            for one in fields(first):
+                got, expected = getattr(new, one.name), getattr(first, one.name)
+                if got != expected:
+                    remedy = "Plan with the same"
+                    raise FrozenByGraph(name=one.name, got=got, expected=expected, remedy=remedy)
+
+    def _wrapper(self, step: Step, use: Use) -> AttentionWrapper:
+        """The wrapper for this use, planned for the batch."""
+        if use in self._ready:
+            return self._ready[use]
+        declaration = step.declaration.using(use.scales, use.sinks)
+        found = self._made.pop(declaration, None)
+        if found is None:
+            found = Made(declaration.make(self.device, self._bounds))
+        self._made[declaration] = found
+        while len(self._made) > _MOST_WRAPPERS and not self._use_cuda_graph:
+            del self._made[next(iter(self._made))]
+        step.plan(found)
+        self._ready[use] = found.wrapper
+        return found.wrapper
+
+    def _planned(self, what: str = "there is no plan yet") -> Step:
+        if self._step is None:
+            raise NotPlanned(what=what)
+        return self._step
+
+    def _reshape(self, sm_scale: float | None, **changes: Any) -> None:
+        """What `forward` is given holds from there on, in place of what `plan` was given."""
+        step = self._planned()
+        shaping = replace(step.shaping, **changes)
+        if shaping == step.shaping and sm_scale == step.declaration.sm_scale:
+            return
+        declaration = replace(step.declaration, scores=shaping.scores, sm_scale=sm_scale)
+        self._plan(replace(step, declaration=declaration, shaping=shaping), self._bounds)
+
+    def _check_window(self, window_left: int | None) -> None:
+        """A window of a run must be that of the plan, as in FlashInfer."""
+        planned = self._planned().shaping.window_left
+        if window_left is not None and max(window_left, -1) != max(planned, -1):
+            reason = f"is {window_left}, but plan() was given {planned}; plan with the window"
+            raise ArgumentError(name="window_left", reason=reason)
+
+    def _attend(
+        self, q: Any, kv: Any, *, out: Any = None, lse: Any = None, return_lse: bool = False,
+        scales: RunScales | None = None, sinks: Any = None,
+    ) -> Any:  # fmt: skip
+        """Run the batch as it is planned, with what this run is given."""
+        step = self._planned()
+        use = Use(scales is not None and scales.are_needed, sinks is not None)
+        if use not in self._uses:
+            if use not in self._ready and is_capturing(self.device):
+                # replays would repeat this batch's plan
+                what = "run() was given scales or sinks, or none, as no run before"
+                raise ForbiddenUnderCapture(what=what, remedy="Run so once before the capture.")
+            if not self._use_cuda_graph:
+                self._uses.clear()
+            self._uses[use] = None
+        wrapper = self._wrapper(step, use)
+        inputs: dict[str, Any] = {}
+        if use.scales and scales is not None:
+            inputs |= scales.inputs
+        if use.sinks:
+            sinks = inputs["sink"] = sinks.float()
+        converts = step.declaration.types.out != step.declaration.types.q
+        result = wrapper.run(
+            q, kv, out=None if converts else out, lse=lse if return_lse else None,
+            return_lse=return_lse, **inputs,
+        )  # fmt: skip
+        o, sums = result if return_lse else (result, None)
+        if converts:
+            o = _converted(o, step.declaration.types.out, out)
+        if sums is None:
+            return o
+        return o, sums if sinks is None else with_sinks(sums, sinks)
+
+
+def with_sinks(lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Log-sum-exps in base 2, changed in place, as FlashInfer gives them: the sink is a key."""
+    return torch.logaddexp2(lse, sinks * _LOG2_E, out=lse)
+
+
+def _converted(o: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None) -> torch.Tensor:
+    if out is None:
+        return o.to(dtype)
+    if out.dtype != dtype or out.shape != o.shape:
+        reason = f"is {tuple(out.shape)} of {out.dtype}; expected {tuple(o.shape)} of {dtype}"
+        raise ArgumentError(name="out", reason=reason)
+    return out.copy_(o)
+
+
+def workspace_device(buffer: Any) -> torch.device:
+    """The device of a workspace, which has no other use; raises ArgumentError if it has none."""
+    if not isinstance(buffer, torch.Tensor):
+        reason = f"is {buffer!r}; expected a tensor of any size, whose device is taken"
+        raise ArgumentError(name="float_workspace_buffer", reason=reason)
+    return buffer.device

@@ -1,0 +1,136 @@
+"""Tokens into pages, and how many there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from warploom.engines.flashinfer.refusals import checked_layout
+from warploom.engines.flashinfer.tables import unpacked
+from warploom.errors import BadLength, WrongShape
+from warploom.runtime.tensors.tensors import as_torch
+from warploom.runtime.wrappers.append import append
+
+
+def get_seq_lens(kv_indptr: Any, kv_last_page_len: Any, page_size: int) -> torch.Tensor:
+    """Keys of each request of a page table.
+
+    Args:
+        kv_indptr: int32 [requests + 1], in pages.
+        kv_last_page_len: int32 [requests]; for a request without pages it is the result.
+        page_size: tokens of a page.
+
+    Returns:
+        int32 [requests], on the device of kv_indptr.
+    """
+    begin, last = as_torch(kv_indptr, "kv_indptr"), as_torch(kv_last_page_len, "kv_last_page_len")
+    return (begin.diff() - 1).clamp(min=0) * page_size + last
+
+
+def get_batch_indices_positions(
+    append_indptr: Any, seq_lens: Any, nnz: int, batch_indices: Any = None, positions: Any = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """To which request each new token belongs, and at which position: new tokens are the last.
+
+    Nothing is waited for, so that a CUDA graph can hold it.
+
+    Args:
+        append_indptr: int32 [requests + 1], where each request's new tokens begin.
+        seq_lens: int32 [requests], keys of each request with its new tokens.
+        nnz: how many results there are, append_indptr[-1] or more.
+        batch_indices, positions: int32 [nnz], to be written in place of new tensors.
+
+    Returns:
+        Both, int32 [nnz]; -1 and 0 behind append_indptr[-1], which appends leave out.
+
+    Raises:
+        WrongShape: a tensor to be written is not [nnz].
+    """
+    begin, lens = as_torch(append_indptr, "append_indptr"), as_torch(seq_lens, "seq_lens")
+    row = torch.arange(nnz, dtype=torch.int32, device=begin.device)
+    is_new = row < begin[-1]
+    last = max(len(lens) - 1, 0)
+    request = torch.searchsorted(begin[1:].contiguous(), row, right=True).clamp_(max=last)
+    if len(lens):
+        position = lens.to(begin.device)[request] - begin[request + 1] + row
+    else:
+        position, is_new = torch.zeros_like(row), torch.zeros_like(row, dtype=torch.bool)
+    made = torch.where(is_new, request, -1).int(), torch.where(is_new, position, 0).int()
+    given = ("batch_indices", batch_indices, made[0]), ("positions", positions, made[1])
+    return _written(*given[0]), _written(*given[1])
+
+
+def _written(name: str, target: torch.Tensor | None, made: torch.Tensor) -> torch.Tensor:
+    if target is None:
+        return made
+    if target.shape != made.shape:
+        raise WrongShape(name=name, got=tuple(target.shape), expected=str(tuple(made.shape)))
+    return target.copy_(made)
+
+
+def append_paged_kv_cache(
+    append_key: Any, append_value: Any, batch_indices: Any, positions: Any, paged_kv_cache: Any,
+    kv_indices: Any, kv_indptr: Any, kv_last_page_len: Any, kv_layout: str = "NHD",
+) -> None:  # fmt: skip
+    """Write keys and values of tokens into their places of a paged cache.
+
+    Each token is written as the last one of a page, by `warploom.append`, so that positions may be
+    any. On a GPU nothing is waited for, and a CUDA graph can hold it.
+
+    Args:
+        append_key: [tokens, num_kv_heads, head_dim]: float16, bfloat16, float32, or 8 bits.
+        append_value: [tokens, num_kv_heads, head_dim_v], likewise.
+        batch_indices: int32 [tokens], the request of each; those of -1 are left out.
+        positions: int32 [tokens], where in its request each is.
+        paged_kv_cache: (k, v) or one tensor [pages, 2, ...], of which k is [pages, page_size,
+            num_kv_heads, head_dim], in layout HND with page_size and heads swapped.
+        kv_indices: int32, pages.
+        kv_indptr: int32 [requests + 1], where the pages of each request begin, with the new ones.
+        kv_last_page_len: int32 [requests], not used: positions say it.
+        kv_layout: "NHD" or "HND".
+
+    Raises:
+        ArgumentError: another layout.
+        BadLength: on the host, a position beyond the pages of its request.
+        What `warploom.append` raises; on the host that includes pages beyond the cache.
+    """
+    cache = unpacked(paged_kv_cache, checked_layout(kv_layout))
+    k_cache = cache[0] if isinstance(cache, (tuple, list)) else cache[:, 0]
+    page_size = k_cache.shape[1 if kv_layout == "NHD" else 2]
+    k, v = (_widened(as_torch(x, "k or v")) for x in (append_key, append_value))
+    there = k.device
+    request, position, pages, begin = (
+        as_torch(x, name).to(there)
+        for name, x in (
+            ("batch_indices", batch_indices), ("positions", positions),
+            ("kv_indices", kv_indices), ("kv_indptr", kv_indptr),
+        )
+    )  # fmt: skip
+    is_token = request >= 0
+    if there.type == "cpu" and not bool(is_token.all()):
+        k, v, request, position = (x[is_token] for x in (k, v, request, position))
+        is_token = is_token[is_token]
+    if not len(k) or not len(pages):
+        return
+    entry = begin[request.clamp(min=0)] + position // page_size
+    if there.type == "cpu":
+        _check_places(position, entry, begin[1:][request])
+    entry = entry.clamp(max=len(pages) - 1)
+    page = torch.where(is_token, pages[entry], -1).int()  # -1: nothing is written
+    each = torch.arange(len(k) + 1, dtype=torch.int32, device=there)
+    last = (position % page_size + 1).int()
+    append(k, v, cache, each, each, page, last, layout=checked_layout(kv_layout))
+
+
+def _check_places(position: torch.Tensor, entry: torch.Tensor, end: torch.Tensor) -> None:
+    wrong = ((position < 0) | (entry >= end)).nonzero()
+    if len(wrong):
+        at = int(wrong[0])
+        expected = "a position in the pages of its request"
+        raise BadLength(name="positions", index=at, value=int(position[at]), expected=expected)
+
+
+def _widened(x: torch.Tensor) -> torch.Tensor:
+    """8-bit numbers as float16, which has them all, so that they are written as they were."""
+    return x.half() if x.itemsize == 1 else x

@@ -1,0 +1,137 @@
+"""FlashInfer's arguments that shape scores, as a variant and the values of its fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from warploom.dsl.library.alibi import alibi_slope
+from warploom.dsl.library.attention_sink import AttentionSink
+from warploom.dsl.library.causal import Causal
+from warploom.dsl.library.kv_scale import KVScale
+from warploom.dsl.library.packed_mask import PackedMask
+from warploom.dsl.library.rope import Rope
+from warploom.dsl.library.rope_scaling import LinearScaling
+from warploom.dsl.library.sliding_window import SlidingWindow
+from warploom.dsl.library.soft_cap import SoftCap
+from warploom.dsl.values.position import Position
+from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.variant import Variant
+from warploom.engines.flashinfer.refusals import checked_encoding
+from warploom.engines.layers import chained
+
+
+class AlibiFromFirstRow(Variant):
+    """ALiBi as FlashInfer counts: distances from the row's number among the request's new rows.
+
+    Outputs are those of `Alibi`, whose distances differ by one number in each row; log-sum-exps and
+    what a soft-cap makes of the logits are not.
+    """
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return logits + alibi_slope(at.q_head, at.num_q_heads) * (at.kv_pos - at.q_idx)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Which functors a kernel has; their numbers are values of `Shaping`, and make no new kernel.
+
+    Attributes:
+        encoding: FlashInfer's name.
+        is_causal, has_window: what is hidden; a window hides keys before it alone.
+        is_masked: bits say what is hidden, in place of causality.
+        has_cap: logits are pressed into a band.
+        has_scales: of q.k and of values.
+        has_sinks: a logit for each head without a value.
+    """
+
+    encoding: str = "NONE"
+    is_causal: bool = False
+    has_window: bool = False
+    is_masked: bool = False
+    has_cap: bool = False
+    has_scales: bool = False
+    has_sinks: bool = False
+
+    @property
+    def variant(self) -> Variant:
+        """One object for equal scores."""
+        return _variant(self)
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """FlashInfer's arguments as they are given, the same in all of its calls.
+
+    Attributes:
+        causal: queries see no key after them; without effect beside a mask of bits.
+        window_left: keys before a query that it sees; negative for all.
+        logits_soft_cap: the bound of logits; None, 0 or less for none.
+        pos_encoding_mode: "NONE", "ROPE_LLAMA" or "ALIBI".
+        rope_scale, rope_theta: 1 and 1e4 by default.
+        is_masked: there are bits.
+
+    Raises:
+        ArgumentError: another encoding.
+    """
+
+    causal: bool = False
+    window_left: int = -1
+    logits_soft_cap: float | None = None
+    pos_encoding_mode: str = "NONE"
+    rope_scale: float | None = None
+    rope_theta: float | None = None
+    is_masked: bool = False
+
+    def __post_init__(self) -> None:
+        checked_encoding(self.pos_encoding_mode)
+
+    @property
+    def _cap(self) -> float:
+        return 0.0 if self.logits_soft_cap is None else float(self.logits_soft_cap)
+
+    @property
+    def scores(self) -> Scores:
+        return Scores(
+            encoding=self.pos_encoding_mode,
+            is_causal=bool(self.causal) and not self.is_masked,
+            has_window=self.window_left >= 0,
+            is_masked=self.is_masked,
+            has_cap=self._cap > 0,
+        )
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Numbers of the fields that the variant has."""
+        found: dict[str, Any] = {}
+        if self.pos_encoding_mode == "ROPE_LLAMA":
+            found["rope_theta"] = 1e4 if self.rope_theta is None else self.rope_theta
+            found["rope_factor"] = 1.0 if self.rope_scale is None else self.rope_scale
+        if self.window_left >= 0:
+            found["left"] = int(self.window_left)
+        if self._cap > 0:
+            found["cap"] = self._cap
+        return found
+
+
+@lru_cache(maxsize=256)
+def _variant(scores: Scores) -> Variant:
+    parts: list[Variant] = []
+    if scores.encoding == "ROPE_LLAMA":
+        parts.append(Rope(scaling=LinearScaling(1.0)))
+    if scores.has_scales:
+        parts.append(KVScale())
+    if scores.encoding == "ALIBI":
+        parts.append(AlibiFromFirstRow())
+    if scores.has_cap:
+        parts.append(SoftCap(1.0))
+    if scores.is_masked:
+        parts.append(PackedMask())
+    if scores.is_causal:
+        parts.append(Causal())
+    if scores.has_window:
+        parts.append(SlidingWindow(0))
+    if scores.has_sinks:
+        parts.append(AttentionSink())
+    return chained(parts or [Variant()])
