@@ -274,7 +274,7 @@ def _from_host(
             device, "append() was given host arrays", "Give int32 tensors on the device."
         )
     arrays = [  # copies, since torch takes no arrays that are read-only or run backwards
-        torch.from_numpy(np.array(value.cpu() if isinstance(value, torch.Tensor) else value))
+        torch.from_numpy(np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value).copy())
         for value in given
     ]
     return [array.to(device, torch.int32).contiguous() for array in arrays]

@@ -87,10 +87,14 @@ def test_a_table_is_kept_as_long_as_the_graphs_that_read_it(cuda: Any) -> None:
     x = torch.zeros(1000, device=cuda)
     prefetch(x, 1000)
     table = list(module._tables._known.values())[-1]
-    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
-    for graph in graphs:
+
+    def captured() -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             prefetch(x, 1000)
+        return graph
+
+    graphs = [captured(), captured()]
 
     def is_kept() -> bool:
         module._tables._of_graphs.drop_released()
@@ -101,7 +105,6 @@ def test_a_table_is_kept_as_long_as_the_graphs_that_read_it(cuda: Any) -> None:
     assert is_kept()
     graphs[0].replay()
     torch.cuda.synchronize()
-    del graph
     graphs.clear()
     deadline = time.monotonic() + 60  # however busy the host is
     while is_kept() and time.monotonic() < deadline:
