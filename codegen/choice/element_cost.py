@@ -19,7 +19,6 @@ from warploom.dsl.graphs import fold
 from warploom.dsl.masks.intervals import PARTIAL, SKIP, TileAnalysis, tile_box
 from warploom.dsl.types.ir import BITWISE, COMPARISONS, LEAVES, UNARY_MATH, Kind, Node, walk
 from warploom.dsl.types.spec import TracedVariant
-from warploom.errors import MissingInput
 
 # Instructions of an operation, 1 if not listed. Those of special functions issue more slowly; a
 # load of an element of its own takes a request for each few lanes.
@@ -81,17 +80,20 @@ def _tested(variant: TracedVariant, roots: Mapping[str, Node]) -> Node | None:
 def _are_mostly_partial(variant: TracedVariant, conditions: list[Node]) -> bool:
     """Whether most tiles that rows in the middle of a sample see hide some of their keys.
 
-    Conditions that read tensors, or scalars without a default, are taken to hide nothing.
+    Conditions that read tensors, or scalars without a default, are taken to hide nothing. The rows
+    are those of one key/value head of eight.
     """
-    known = [one for one in conditions if not any(part.op == "load" for part in walk(one))]
-    mask = reduce(fold.both, known, fold.TRUE)
+    unknown = {field.name for field in variant.scalars if field.default is None}
+
+    def is_known(condition: Node) -> bool:
+        parts = tuple(walk(condition))
+        reads = {part.attr for part in parts if part.op == "scalar"}
+        return not (any(part.op == "load" for part in parts) or reads & unknown)
+
+    mask = reduce(fold.both, filter(is_known, conditions), fold.TRUE)
     begin = np.arange(0, _SAMPLE, _TILE)
-    try:
-        found = TileAnalysis(replace(variant, hooks={"logits_mask": mask}), {}).classify(
-            batch=0, kv_head=0, num_q_heads=1, num_kv_heads=1, q_len=_SAMPLE, kv_len=_SAMPLE,
-            q_head=(0, 1), q_pos=(_SAMPLE // 2, _SAMPLE // 2 + _TILE),
-            kv_pos=(begin, begin + _TILE),
-        )  # fmt: skip
-    except MissingInput:
-        return False
+    found = TileAnalysis(replace(variant, hooks={"logits_mask": mask}), {}).classify(
+        batch=0, kv_head=1, num_q_heads=32, num_kv_heads=8, q_len=_SAMPLE, kv_len=_SAMPLE,
+        q_head=(4, 8), q_pos=(_SAMPLE // 2, _SAMPLE // 2 + _TILE), kv_pos=(begin, begin + _TILE),
+    )  # fmt: skip
     return bool(2 * np.count_nonzero(found == PARTIAL) > np.count_nonzero(found != SKIP))

@@ -72,8 +72,9 @@ def _not_measured(spec: AttentionSpec) -> str | None:
 def _heights(spec: AttentionSpec, group_size: int) -> list[int]:
     """Candidate rows of the decode tile.
 
-    In composed plans, decode tiles of 16 rows spill registers, and took up to 1.09 times as long as
-    one tile for all on an H200; for heads of fewer than 128 lanes they are not measured.
+    In composed plans, decode tiles of 16 rows took up to 1.09 times as long as one tile for all on
+    an H200, when they kept 40 bytes and more of a thread in local memory (24 now; not measured
+    again); for heads of fewer than 128 lanes they are not measured.
     """
     if spec.kv_format.composed or spec.head_dim_qk < FULL_LANES:
         return [TURNED_ROWS] if group_size <= TURNED_ROWS else []

@@ -72,7 +72,7 @@ AS_TABLE = Words(
 _LOOK = Words(
     "To look at values, record them: declare a wl.Output and return self.seen.record(logits, at).",
     "To look at values, call the function with numbers, as in score_mod(torch.tensor(0.5), 0, 0, "
-    "q_idx=3, kv_idx=2); to look inside a kernel, write a variant class with a wl.Output.",
+    "3, 2); to look inside a kernel, write a variant class with a wl.Output.",
 )
 _CONVERTED = Words(
     "Leave it out, or write wl.to_float(x), wl.to_int(x) or wl.to_bool(x).",

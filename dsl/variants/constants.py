@@ -14,7 +14,7 @@ from warploom.dsl.variants import purity
 from warploom.dsl.variants.variant import Variant
 from warploom.notices import ManyConstants, warn_once
 
-_MANY = 8  # values of one number; fewer may be those of a model's layers
+_MANY = 64  # values of one number; fewer may be those of a model's layers
 _values: WeakKeyDictionary[CodeType, dict[str, set[float]]] = WeakKeyDictionary()
 _lock = forks.lock()
 
@@ -31,7 +31,8 @@ def notice(variant: Variant) -> None:
         if name.startswith("self.") or not isinstance(state, tuple):
             continue
         kind, *value = state
-        if kind in (int, float) and _is_last(function.__code__, name, *value):
+        is_number = isinstance(kind, type) and issubclass(kind, (int, float)) and kind is not bool
+        if is_number and _is_last(function.__code__, name, *value):
             code = function.__code__
             subject = f"{code.co_filename}:{code.co_firstlineno} {name}"
             warn_once(subject, _text(code, name), ManyConstants)

@@ -273,8 +273,7 @@ def _from_host(
         refuse_under_capture(
             device, "append() was given host arrays", "Give int32 tensors on the device."
         )
-    arrays = [  # copies, since torch takes no arrays that are read-only or run backwards
-        torch.from_numpy(np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value).copy())
-        for value in given
-    ]
+    here = [value.cpu() if isinstance(value, torch.Tensor) else value for value in given]
+    # copies, since torch takes no arrays that are read-only or run backwards
+    arrays = [torch.from_numpy(np.asarray(value).copy()) for value in here]
     return [array.to(device, torch.int32).contiguous() for array in arrays]

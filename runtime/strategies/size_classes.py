@@ -46,7 +46,8 @@ class SizeClass:
         kernel: the kernel of this tile.
         site: layout and constants of the plans.
         size: size of the workspace.
-        longest_first: how tiles are assigned; None: the Stream-K partition.
+        longest_first: how tiles are assigned; None: the Stream-K partition. With two roles, how
+            prefills are dealt; None: they lie on a line. Decodes always do.
     """
 
     choice: TileChoice

@@ -123,6 +123,8 @@ class _Tables:
     def put(self, key: tuple[object, ...], table: SpanTable) -> None:
         with self._lock:
             self._known[key] = table
+            if len(self._known) <= _MOST_TABLES:
+                return
             self._of_graphs.drop_released()
             idle = [key for key, table in self._known.items() if table not in self._of_graphs]
             for oldest in idle[: max(0, len(idle) - _MOST_TABLES)]:

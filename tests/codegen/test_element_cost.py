@@ -77,8 +77,20 @@ class Padding(wl.Variant):
         return (at.kv_pos < self.ends[at.batch]) & (at.kv_pos <= at.q_pos)
 
 
+class Bounded(wl.Variant):
+    most = wl.Scalar("int32")
+
+    def logits_mask(self, at: Any) -> Any:
+        return at.kv_pos < self.most
+
+
+class OfHeads(wl.Variant):
+    def logits_mask(self, at: Any) -> Any:
+        return at.kv_pos % at.num_kv_heads == at.kv_head
+
+
 @pytest.mark.parametrize(
-    "variant", [wl.Causal(), window(1024), Padding(), wl.PrefixLM(), wl.TreeMask()]
+    "variant", [wl.Causal(), window(1024), Padding(), wl.PrefixLM(), wl.TreeMask(), Bounded()]
 )
 def test_masks_that_most_tiles_need_not_test_cost_nothing(variant: wl.Variant) -> None:
     assert instructions_of_element(trace(variant)) == 0
@@ -87,6 +99,8 @@ def test_masks_that_most_tiles_need_not_test_cost_nothing(variant: wl.Variant) -
 def test_a_mask_that_hides_something_of_most_tiles_is_counted() -> None:
     """A window as wide as a tile has no tile whose keys are all seen."""
     assert instructions_of_element(trace(window(64))) > 2
+    assert instructions_of_element(trace(window(64) & Bounded())) > 2
+    assert instructions_of_element(trace(OfHeads())) == 2  # a column's, but for hiding
     assert instructions_of_element(trace(wl.SlidingWindow(64))) == 0  # its width comes at run time
 
 

@@ -42,8 +42,8 @@ struct Claims {
 };
 
 // What a CTA of a launch of two roles keeps in shared memory: its number in the plan, what it may
-// claim, and the lists that it drew, in two places in turn. So the plan's header is read once, and
-// no thread waits for it between two lists.
+// claim, and the lists that it drew, of prefills in two places in turn. So the plan's header is
+// read once, and no thread waits for it between two lists.
 class ClaimState {
  public:
   // Set what the plan's header says, and which CTA of the plan this one is; called by one thread

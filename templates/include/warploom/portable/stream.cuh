@@ -76,17 +76,19 @@ class PrefetchWarp {
   WL_FN static List claim_and_open(const Item<K>& item) {
     volatile auto& claims = claim_state_in<K>(item.arena.base);
     named_meet(kListEndBarrier, K::kTileThreads);
-    List list{kNoList, 0, 0};
-    while (list.is_empty()) {
+    while (true) {
       if (lane() == 0) claims.template claim_decodes<K>(item.p, 0);
       __syncwarp();
-      if (claims.list(0) == kNoList) return list;
-      list = list_of<K>(item.p, claims.list(0));
-      __syncwarp();  // all lanes have read its number
+      const unsigned number = claims.list(0);
+      if (number == kNoList) return {number, 0, 0};
+      const List list = list_of<K>(item.p, number);
+      const auto opening = load_first_opening<K>(item.p, number);  // waits for no other load
+      __syncwarp();                                                // all lanes have read the number
+      if (list.is_empty()) continue;
+      open_front(item, opening, list, lane(), kWarpSize);
+      __syncwarp();
+      return list;
     }
-    open_front(item, load_first_opening<K>(item.p, list.number), list, lane(), kWarpSize);
-    __syncwarp();
-    return list;
   }
 };
 
