@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from warploom.engines.flashinfer.graphs import check_sizes
 from warploom.errors import ArgumentError, BoundsExceeded
 from warploom.runtime.tensors.tensors import as_torch
 
@@ -89,13 +91,13 @@ class Masks:
     """The masks of a facade's batches; for graphs in memory of fixed addresses.
 
     Attributes:
-        room: bytes and requests + 1 of the caller's buffers, which are not used themselves; None
-            where no graph is.
         device: of attention.
+        buffers: for graphs, the caller's `custom_mask_buf` and `mask_indptr_buf`, whose sizes are
+            the room and which are not used themselves; looked at when a mask comes.
     """
 
     device: torch.device
-    room: tuple[int, int] | None = None
+    buffers: Mapping[str, Any] | None = None
     _kept: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def inputs(self, custom: Any, packed: Any, q_lens: Any, kv_lens: Any) -> dict[str, Any]:
@@ -107,7 +109,7 @@ class Masks:
             q_lens, kv_lens: [requests], of the host.
 
         Raises:
-            ArgumentError: too many or too few flags.
+            ArgumentError: too many or too few flags, or no buffers for graphs.
             BoundsExceeded: more bytes than the buffers for graphs have.
         """
         pairs = np.asarray(q_lens, np.int64) * np.asarray(kv_lens, np.int64)
@@ -130,10 +132,10 @@ class Masks:
         return self._placed({"packed_mask": bits, "mask_indptr": indptr})
 
     def _placed(self, made: dict[str, torch.Tensor]) -> dict[str, Any]:
-        if self.room is None:
+        if self.buffers is None:
             on_host = self.device.type == "cpu"
             return {name: x if on_host else x.to(self.device) for name, x in made.items()}
-        for (name, x), size in zip(made.items(), self.room, strict=True):
+        for (name, x), size in zip(made.items(), check_sizes(**self.buffers), strict=True):
             if len(x) > size:
                 raise BoundsExceeded(name=f"len({name})", got=len(x), bound=size)
             if name not in self._kept:

@@ -68,8 +68,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Facade):
         super().__init__(workspace_device(float_workspace_buffer), kv_layout, use_cuda_graph)
         self._room: tuple[int, int] | None = None  # requests and pages of graphs
         buffers = {"custom_mask_buf": custom_mask_buf, "mask_indptr_buf": mask_indptr_buf}
-        self._mask_buffers = buffers
-        self._masks: Masks | None = None
+        self._masks = Masks(self.device, buffers if use_cuda_graph else None)
         if use_cuda_graph:
             self._room = check_batch(
                 paged_kv_indptr_buf=paged_kv_indptr_buf,
@@ -191,12 +190,6 @@ class BatchPrefillWithPagedKVCacheWrapper(Facade):
         if custom is None and packed is None:
             return {}
         q_lens, kv_lens = np.diff(host(qo_indptr)), lengths_of(pages, page_size)
-        if self._masks is None:
-            room = None
-            if self._use_cuda_graph:
-                bits, entries = check_sizes(**self._mask_buffers)
-                room = bits, entries
-            self._masks = Masks(self.device, room)
         return self._masks.inputs(custom, packed, q_lens, kv_lens)
 
     def run(

@@ -57,8 +57,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Facade):
         checked_backend(backend)
         super().__init__(workspace_device(float_workspace_buffer), kv_layout, use_cuda_graph)
         buffers = {"custom_mask_buf": custom_mask_buf, "mask_indptr_buf": mask_indptr_buf}
-        self._mask_buffers = buffers
-        self._masks: Masks | None = None
+        self._masks = Masks(self.device, buffers if use_cuda_graph else None)
         self._requests = 0
         if use_cuda_graph:
             rows, keys = check_sizes(qo_indptr_buf=qo_indptr_buf, kv_indptr_buf=kv_indptr_buf)
@@ -145,7 +144,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Facade):
         tensors: dict[str, Any] = {}
         if is_masked:
             lens = np.diff(host(qo_indptr)), np.diff(host(kv_indptr))
-            tensors = self._mask_memory().inputs(custom_mask, packed_custom_mask, *lens)
+            tensors = self._masks.inputs(custom_mask, packed_custom_mask, *lens)
         shaping = Shaping(
             causal, window_left, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta,
             is_masked,
@@ -169,15 +168,6 @@ class BatchPrefillWithRaggedKVCacheWrapper(Facade):
             return self._bounds
         rows, keys = int(host(qo_indptr[-1:])[0]), int(host(kv_indptr[-1:])[0])
         return Bounds(self._requests, rows, min(keys, MAX_LENGTH))
-
-    def _mask_memory(self) -> Masks:
-        if self._masks is None:
-            room = None
-            if self._use_cuda_graph:
-                bits, entries = check_sizes(**self._mask_buffers)
-                room = bits, entries
-            self._masks = Masks(self.device, room)
-        return self._masks
 
     def run(
         self,
