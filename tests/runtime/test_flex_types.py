@@ -249,7 +249,7 @@ def test_masks_of_timestamps_are_refused() -> None:
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.uint64])
 def test_types_that_float32_and_int32_cannot_stand_for_are_refused(dtype: torch.dtype) -> None:
     odd = torch.zeros(ROWS, dtype=dtype)
-    with pytest.raises(errors.CannotTrace, match=f"a captured tensor of {dtype}"):
+    with pytest.raises(errors.CannotTrace, match=f"captured tensor 'odd' of {dtype}"):
         wl.flex(lambda score, b, h, i, j: where(odd[i] == odd[j], score, 0.0))
 
 
