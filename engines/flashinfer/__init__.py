@@ -62,6 +62,11 @@ from warploom.engines.flashinfer.states import merge_states as merge_states
 
 
 def __getattr__(name: str) -> object:
+    from difflib import get_close_matches
+
     from warploom.hints import elsewhere
 
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{elsewhere(name)}")
+    near = get_close_matches(name, (known for known in globals() if known[0] != "_"), n=1)
+    meant = f" Did you mean {near[0]!r}?" if near else ""
+    hint = elsewhere(name) or meant or " It has attention's calls alone: keep FlashInfer's others."
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{hint}")

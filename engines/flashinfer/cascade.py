@@ -10,11 +10,11 @@ import numpy as np
 from warploom.dsl.types.formats import Composed
 from warploom.engines.flashinfer.declared import Declaration, Types
 from warploom.engines.flashinfer.facade import Facade, Step, workspace_device
-from warploom.engines.flashinfer.graphs import check_sizes
+from warploom.engines.flashinfer.graphs import check_requests, check_sizes
 from warploom.engines.flashinfer.refusals import checked_encoding, refuse
 from warploom.engines.flashinfer.tables import Pages, host, lengths_of, page_lists, unpacked
 from warploom.engines.flashinfer.variants import Shaping
-from warploom.errors import ArgumentError, PlanMismatch
+from warploom.errors import ArgumentError
 from warploom.runtime.calls.compose import Level, compose
 from warploom.scheduler.model.bounds import Bounds
 
@@ -115,8 +115,8 @@ class MultiLevelCascadeAttentionWrapper(Facade):
                 level that ends within a page, or a request with more rows than keys in its last
                 level where `causal` is asked for.
             UnsupportedByEngine: positions or types that are refused.
-            FrozenByGraph, BoundsExceeded, PlanMismatch: for a graph, another declaration, more rows
-                than the first batch had, or another number of requests.
+            FrozenByGraph, BoundsExceeded: for a graph, another declaration, more rows than the
+                first batch had, or another number of requests.
         """
         del use_fp16_qk_reduction, rope_scale, rope_theta
         if checked_encoding(pos_encoding_mode) != "NONE" or window_left >= 0:
@@ -148,9 +148,7 @@ class MultiLevelCascadeAttentionWrapper(Facade):
 
     def _bounds_of(self, rows: np.ndarray[Any, Any], page_size: int) -> Bounds:
         requests = len(rows) - 1
-        if requests != self._requests:
-            name = "the number of requests"
-            raise PlanMismatch(name=name, got=requests, expected=self._requests)
+        check_requests(requests, self._requests)
         if self._bounds is not None:
             return self._bounds
         most = sum(self._pages[:-1]) * requests + self._pages[-1]  # each lists all that it shares

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any
 
 import torch
@@ -65,6 +66,20 @@ def element_type(name: str, given: Any) -> torch.dtype:
     return found
 
 
+# Fields of a declaration, by what FlashInfer calls them.
+_COUNTS = {
+    "num_q_heads": "num_qo_heads", "num_kv_heads": "num_kv_heads", "head_dim": "head_dim_qk",
+    "head_dim_v": "head_dim_vo",
+}  # fmt: skip
+
+
+def _whole(name: str, given: Any) -> int:
+    """A whole number, NumPy's among them, as Python's."""
+    if isinstance(given, bool) or not hasattr(given, "__index__"):
+        raise ArgumentError(name=name, reason=f"is {given!r}; expected an int")
+    return index(given)
+
+
 @dataclass(frozen=True)
 class Declaration:
     """All that a wrapper is made of: a key, as equal ones share a wrapper.
@@ -87,6 +102,12 @@ class Declaration:
     types: Types
     sm_scale: float | None = None
     batch_invariant: bool = False
+
+    def __post_init__(self) -> None:
+        for mine, theirs in _COUNTS.items():
+            given = getattr(self, mine)
+            if given is not None:
+                object.__setattr__(self, mine, _whole(theirs, given))
 
     def using(self, has_scales: bool, has_sinks: bool) -> Declaration:
         """With what a run is given and a plan is not told of."""

@@ -2,8 +2,8 @@
 
 A kernel depends on what FlashInfer is told at `plan` and, of scales and sinks, at `run`. So a
 facade keeps a wrapper for each declaration that it meets, and plans those that runs ask for: at
-`plan` what runs used last (for CUDA graphs all that runs have used, as replays run none), others at
-their first run of a batch.
+`plan` what runs of the batch before used (for CUDA graphs all that runs have used, as replays run
+none), others at their first run of a batch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from warploom.engines.flashinfer.declared import Declaration
@@ -62,6 +63,17 @@ class Step:
             rows, kv_indptr, kv_indices, last_page_len, kv_lens=self.lens, **given, **self.tensors
         )
         made.values = values
+
+    def copied(self) -> Step:
+        """With lists of its own: the caller may write to the planned ones before the next run."""
+        rows, *pages = (_copied(one) for one in self.lists)
+        return replace(self, lists=(rows, *pages), lens=_copied(self.lens))
+
+
+def _copied(given: Any) -> Any:
+    if isinstance(given, torch.Tensor):
+        return given.clone()
+    return given if given is None else np.array(given)
 
 
 class Use(NamedTuple):
@@ -120,7 +132,10 @@ class Facade:
     Attributes:
         device: where tensors must be; that of the workspace, which is not used otherwise.
         kv_layout: "NHD" or "HND", of keys and values.
+        wrapper: warploom's own of the last run, for `explain()` and `warploom.trace`; None before.
     """
+
+    wrapper: AttentionWrapper | None = None
 
     def __init__(self, device: torch.device, kv_layout: str, use_cuda_graph: bool = False) -> None:
         self.device = device
@@ -158,7 +173,9 @@ class Facade:
             self._keep(step, bounds)
         for use in self._uses or (Use(),):
             self._wrapper(step, use)
-        self._step = step
+        if not self._use_cuda_graph:
+            self._uses = {}
+        self._step = step.copied()
 
     def _keep(self, step: Step, bounds: Bounds | None) -> None:
         """Refuse what captured launches would not see."""
@@ -219,15 +236,12 @@ class Facade:
         """Run the batch as it is planned, with what this run is given."""
         step = self._planned()
         use = Use(scales is not None and scales.are_needed, sinks is not None)
-        if use not in self._uses:
-            if use not in self._ready and is_capturing(self.device):
-                # replays would repeat this batch's plan
-                what = "run() was given scales or sinks, or none, as no run before"
-                raise ForbiddenUnderCapture(what=what, remedy="Run so once before the capture.")
-            if not self._use_cuda_graph:
-                self._uses.clear()
-            self._uses[use] = None
-        wrapper = self._wrapper(step, use)
+        if use not in self._ready and is_capturing(self.device):
+            # replays would repeat this batch's plan
+            what = "run() was given scales or sinks, or none, as no run before"
+            raise ForbiddenUnderCapture(what=what, remedy="Run so once before the capture.")
+        self._uses[use] = None
+        self.wrapper = wrapper = self._wrapper(step, use)
         inputs: dict[str, Any] = {}
         if use.scales and scales is not None:
             inputs |= scales.inputs

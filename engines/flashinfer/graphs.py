@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.dsl.types.limits import MAX_LENGTH
-from warploom.errors import ArgumentError, PlanMismatch
+from warploom.errors import ArgumentError, FrozenByGraph
 from warploom.scheduler.model.bounds import Bounds
 
 
@@ -41,9 +41,17 @@ def bounds_of_buffers(room: tuple[int, int], requests: int, rows: int, page_size
         page_size: tokens of a page.
 
     Raises:
-        PlanMismatch: the batch has another number of requests.
+        FrozenByGraph: the batch has another number of requests.
     """
     most, pages = room
-    if requests != most:
-        raise PlanMismatch(name="the number of requests", got=requests, expected=most)
+    check_requests(requests, most)
     return Bounds(most, rows, min(pages * page_size, MAX_LENGTH), max_blocks=pages)
+
+
+def check_requests(requests: int, expected: int) -> None:
+    """Raises FrozenByGraph if a batch has another number of requests than the graph's buffers."""
+    if requests != expected:
+        remedy = "Pad the batch with requests that have no keys"
+        raise FrozenByGraph(
+            name="the number of requests", got=requests, expected=expected, remedy=remedy
+        )

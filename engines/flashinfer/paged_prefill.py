@@ -149,8 +149,8 @@ class BatchPrefillWithPagedKVCacheWrapper(Facade):
             UnsupportedByEngine: types without a kernel, or an argument that is refused.
             ArgumentError: a mask of another size.
             BadLength: `seq_lens` differs from the page table.
-            FrozenByGraph, BoundsExceeded, PlanMismatch: for a graph, another declaration, more rows
-                than the first batch had, or another number of requests.
+            FrozenByGraph, BoundsExceeded: for a graph, another declaration, more rows than the
+                first batch had, or another number of requests.
         """
         del use_fp16_qk_reduction, non_blocking, seq_lens_q, block_tables
         del max_token_per_sequence, max_sequence_kv

@@ -8,7 +8,7 @@ import torch
 
 from warploom.engines.flashinfer.refusals import checked_layout
 from warploom.engines.flashinfer.tables import unpacked
-from warploom.errors import BadLength, WrongShape
+from warploom.errors import BadLength, IndexOutOfRange, WrongShape
 from warploom.runtime.tensors.tensors import as_torch
 from warploom.runtime.wrappers.append import append
 
@@ -92,6 +92,8 @@ def append_paged_kv_cache(
 
     Raises:
         ArgumentError: another layout.
+        WrongShape: tensors that do not fit each other, or the cache in that layout.
+        IndexOutOfRange: on the host, a request beyond the table.
         BadLength: on the host, a position beyond the pages of its request.
         What `warploom.append` raises; on the host that includes pages beyond the cache.
     """
@@ -107,12 +109,18 @@ def append_paged_kv_cache(
             ("kv_indices", kv_indices), ("kv_indptr", kv_indptr),
         )
     )  # fmt: skip
+    _check_shapes(k, v, request, position, k_cache.shape[2 if kv_layout == "NHD" else 1], kv_layout)
     is_token = request >= 0
     if there.type == "cpu" and not bool(is_token.all()):
         k, v, request, position = (x[is_token] for x in (k, v, request, position))
         is_token = is_token[is_token]
     if not len(k) or not len(pages):
         return
+    if there.type == "cpu" and int(request.max()) > len(begin) - 2:
+        at, last = int(request.argmax()), len(begin) - 2
+        raise IndexOutOfRange(
+            name="batch_indices", index=at, value=int(request[at]), last=last, of="request"
+        )
     entry = begin[request.clamp(min=0)] + position // page_size
     if there.type == "cpu":
         _check_places(position, entry, begin[1:][request])
@@ -121,6 +129,22 @@ def append_paged_kv_cache(
     each = torch.arange(len(k) + 1, dtype=torch.int32, device=there)
     last = (position % page_size + 1).int()
     append(k, v, cache, each, each, page, last, layout=checked_layout(kv_layout))
+
+
+def _check_shapes(
+    k: torch.Tensor, v: torch.Tensor, request: torch.Tensor, position: torch.Tensor, heads: int,
+    kv_layout: str,
+) -> None:  # fmt: skip
+    """Raises WrongShape for tensors that do not fit each other, or the cache in that layout."""
+    tokens = request.shape[0]
+    for name, x in (("append_key", k), ("append_value", v)):
+        if x.dim() != 3 or x.shape[0] != tokens or x.shape[1] != heads:
+            expected = f"[tokens={tokens}, heads={heads}, lanes], as batch_indices has them"
+            place = f", and the cache in layout {kv_layout}"
+            raise WrongShape(name=name, got=tuple(x.shape), expected=expected + place)
+    if position.shape != request.shape:
+        expected = f"{tuple(request.shape)}, as batch_indices"
+        raise WrongShape(name="positions", got=tuple(position.shape), expected=expected)
 
 
 def _check_places(position: torch.Tensor, entry: torch.Tensor, end: torch.Tensor) -> None:

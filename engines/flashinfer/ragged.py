@@ -11,12 +11,12 @@ from warploom.dsl.types.formats import Ragged
 from warploom.dsl.types.limits import MAX_LENGTH
 from warploom.engines.flashinfer.declared import Declaration, Types, splits_are_fixed
 from warploom.engines.flashinfer.facade import Facade, RunScales, Step, workspace_device
-from warploom.engines.flashinfer.graphs import check_sizes
+from warploom.engines.flashinfer.graphs import check_requests, check_sizes
 from warploom.engines.flashinfer.masks import Masks
 from warploom.engines.flashinfer.refusals import checked_backend, refuse_given, refuse_more
 from warploom.engines.flashinfer.tables import host
 from warploom.engines.flashinfer.variants import Shaping
-from warploom.errors import ArgumentError, PlanMismatch
+from warploom.errors import ArgumentError
 from warploom.scheduler.model.bounds import Bounds
 
 
@@ -130,8 +130,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(Facade):
             What `AttentionWrapper` and its `plan` raise.
             UnsupportedByEngine: types without a kernel, or an argument that is refused.
             ArgumentError: a mask of another size.
-            FrozenByGraph, BoundsExceeded, PlanMismatch: for a graph, another declaration, more rows
-                or keys than the first batch had, or another number of requests.
+            FrozenByGraph, BoundsExceeded: for a graph, another declaration, more rows or keys than
+                the first batch had, or another number of requests.
         """
         del use_fp16_qk_reduction, non_blocking, seq_lens, seq_lens_q
         del max_token_per_sequence, max_sequence_kv
@@ -161,9 +161,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Facade):
     begin_forward = plan
 
     def _bounds_of(self, qo_indptr: Any, kv_indptr: Any) -> Bounds:
-        if len(qo_indptr) != self._requests + 1:
-            got, most = len(qo_indptr) - 1, self._requests
-            raise PlanMismatch(name="the number of requests", got=got, expected=most)
+        check_requests(len(qo_indptr) - 1, self._requests)
         if self._bounds is not None:
             return self._bounds
         rows, keys = int(host(qo_indptr[-1:])[0]), int(host(kv_indptr[-1:])[0])

@@ -81,7 +81,9 @@ def refuse_given(**given: Any) -> None:
 def refuse_more(more: tuple[Any, ...]) -> None:
     """Refuse arguments behind the named ones, which FlashInfer hands to kernels of the user's."""
     if more:
-        refuse(f"{len(more)} more arguments of run", *_CODE)
+        reason, remedy = _CODE
+        given = f"{len(more)} arguments of run without a name"
+        refuse(given, f"they are those of jit_args, and {reason}", f"Name k_scale=... . {remedy}")
 
 
 def checked_backend(backend: str) -> None:

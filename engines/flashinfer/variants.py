@@ -20,6 +20,7 @@ from warploom.dsl.values.symbols import Value
 from warploom.dsl.variants.variant import Variant
 from warploom.engines.flashinfer.refusals import checked_encoding
 from warploom.engines.layers import chained
+from warploom.errors import ArgumentError
 
 
 class AlibiFromFirstRow(Variant):
@@ -73,7 +74,7 @@ class Shaping:
         is_masked: there are bits.
 
     Raises:
-        ArgumentError: another encoding.
+        ArgumentError: another encoding, or a window that is no int.
     """
 
     causal: bool = False
@@ -86,6 +87,9 @@ class Shaping:
 
     def __post_init__(self) -> None:
         checked_encoding(self.pos_encoding_mode)
+        if isinstance(self.window_left, bool) or not hasattr(self.window_left, "__index__"):
+            reason = f"is {self.window_left!r}; expected an int, -1 for no window"
+            raise ArgumentError(name="window_left", reason=reason)
 
     @property
     def _cap(self) -> float:

@@ -91,8 +91,9 @@ def make_spec(
     computed = _element(element, device)
     stored = None if kv_dtype is None else _stored(kv_dtype, computed)
     spec = AttentionSpec(
-        traced, head_dim, head_dim_v, computed, storage, stored, max_scores, stamps=env.trace()
-    )
+        traced, int(head_dim), int(head_dim_v), computed, storage, stored, max_scores,
+        stamps=env.trace(),
+    )  # fmt: skip
     if max_scores:
         check_has_scores(spec)
     if spec.is_narrow and device.type == "cuda":

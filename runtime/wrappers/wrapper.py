@@ -186,6 +186,7 @@ class AttentionWrapper(Prefetching):
         self.backend: Backend = resolve_backend(backend, device)
         num_kv_heads = num_q_heads if num_kv_heads is None else num_kv_heads
         group_size(num_q_heads, num_kv_heads)
+        num_q_heads, num_kv_heads = int(num_q_heads), int(num_kv_heads)  # NumPy's among them
         self.kv_format = kv_format
         self.spec = make_spec(
             traced, head_dim, head_dim_v, dtype, kv_format, device, kv_dtype, max_scores

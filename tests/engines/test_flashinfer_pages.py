@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.flashinfer_reference import Asked, Batch, assert_close, attend
 
 from warploom.engines import flashinfer as calls
-from warploom.errors import ArgumentError, BadLength, WrongShape
+from warploom.errors import ArgumentError, BadLength, IndexOutOfRange, WrongShape
 
 flashinfer: Any = calls  # whose callers unpack lists of tables
 FEW = settings(max_examples=30, deadline=None)
@@ -113,3 +113,52 @@ def test_states_of_parts_are_those_of_all_keys(first: int, second: int) -> None:
     assert_close((o, lse), (merged[0], merged[1]))
     flashinfer.merge_state_in_place(o := states[0][0], states[0][1], *states[1])
     assert_close((o, states[0][1]), whole)
+
+
+def test_tables_may_be_written_to_behind_plan() -> None:
+    """Also where a run of another kind than those before plans again."""
+    indptr, indices, last = (torch.tensor(x).int() for x in ([0, 2, 3], [4, 1, 3], [3, 4]))
+    decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(1, dtype=torch.uint8))
+    q, cache = torch.randn(2, 4, 16), torch.randn(6, 2, 4, 2, 16)
+    given = {"num_qo_heads": np.int64(4), "num_kv_heads": np.int64(2), "head_dim": np.int64(16)}
+    for step in range(3):
+        tables = indptr.clone(), indices.clone(), last.clone()
+        decode.plan(*tables, **given, page_size=4, q_data_type="float32")
+        for table in tables:
+            table.zero_()
+        found = [decode.run(q, cache, v_scale=scale) for scale in (2.0, None, 2.0)]
+        wrapper = decode.wrapper
+        assert wrapper is not None and len(decode._ready) == 2, step
+        wrapper.plan([0, 1, 2], indptr, indices, last)
+        assert torch.equal(found[0], wrapper.run(q, cache, k_scale=1.0, v_scale=2.0))
+        torch.testing.assert_close(found[1] * 2, found[0])
+        assert torch.equal(found[2], found[0])
+
+
+@pytest.mark.parametrize("changes", [{"window_left": torch.bfloat16}, {"num_qo_heads": 4.0}])
+def test_numbers_that_are_none_are_named(changes: dict[str, Any]) -> None:
+    decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(1, dtype=torch.uint8))
+    given = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 16, "page_size": 4} | changes
+    (name,) = changes
+    with pytest.raises(ArgumentError, match=f"{name}: is .*; expected an int"):
+        decode.plan([0, 1], [0], [1], **given)
+
+
+def test_names_that_are_not_there_say_what_to_do() -> None:
+    with pytest.raises(AttributeError, match="Did you mean 'merge_state'"):
+        flashinfer.merge_statse  # noqa: B018
+    with pytest.raises(AttributeError, match="keep FlashInfer's"):
+        flashinfer.rmsnorm  # noqa: B018
+
+
+def test_appends_say_what_does_not_fit() -> None:
+    k, cache = torch.randn(3, 2, 16), torch.zeros(6, 2, 4, 2, 16)
+    lists = [torch.tensor(x).int() for x in ([0, 0, 1], [0, 1, 0], [4, 1], [0, 1, 2], [2, 1])]
+    flashinfer.append_paged_kv_cache(k, k, *lists[:2], cache, *lists[2:])
+    with pytest.raises(WrongShape, match=r"append_key has shape \(2, 2, 16\).*tokens=3"):
+        flashinfer.append_paged_kv_cache(k[:2], k[:2], *lists[:2], cache, *lists[2:])
+    with pytest.raises(WrongShape, match=r"heads=4, lanes.*layout HND"):
+        flashinfer.append_paged_kv_cache(k, k, *lists[:2], cache, *lists[2:], kv_layout="HND")
+    far = torch.tensor([0, 0, 2]).int()
+    with pytest.raises(IndexOutOfRange, match=r"batch_indices\[2\] is 2"):
+        flashinfer.append_paged_kv_cache(k, k, far, lists[1], cache, *lists[2:])
