@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from operator import index
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from warploom.dsl.types.formats import KVFormat
 from warploom.engines.flashinfer.refusals import refuse
 from warploom.engines.flashinfer.variants import Scores
 from warploom.errors import ArgumentError
+from warploom.runtime.declaring.declare import checked_count
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.model.bounds import Bounds
 
@@ -73,13 +73,6 @@ _COUNTS = {
 }  # fmt: skip
 
 
-def _whole(name: str, given: Any) -> int:
-    """A whole number, NumPy's among them, as Python's."""
-    if isinstance(given, bool) or not hasattr(given, "__index__"):
-        raise ArgumentError(name=name, reason=f"is {given!r}; expected an int")
-    return index(given)
-
-
 @dataclass(frozen=True)
 class Declaration:
     """All that a wrapper is made of: a key, as equal ones share a wrapper.
@@ -104,10 +97,9 @@ class Declaration:
     batch_invariant: bool = False
 
     def __post_init__(self) -> None:
-        for mine, theirs in _COUNTS.items():
-            given = getattr(self, mine)
-            if given is not None:
-                object.__setattr__(self, mine, _whole(theirs, given))
+        for mine, theirs in _COUNTS.items():  # in FlashInfer's words; wrappers check the rest
+            if (given := getattr(self, mine)) is not None:
+                checked_count(theirs, given)
 
     def using(self, has_scales: bool, has_sinks: bool) -> Declaration:
         """With what a run is given and a plan is not told of."""

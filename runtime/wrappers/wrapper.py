@@ -186,16 +186,15 @@ class AttentionWrapper(Prefetching):
         self.backend: Backend = resolve_backend(backend, device)
         num_kv_heads = num_q_heads if num_kv_heads is None else num_kv_heads
         group_size(num_q_heads, num_kv_heads)
-        num_q_heads, num_kv_heads = int(num_q_heads), int(num_kv_heads)  # NumPy's among them
         self.kv_format = kv_format
         self.spec = make_spec(
             traced, head_dim, head_dim_v, dtype, kv_format, device, kv_dtype, max_scores
         )
-        self.heads = Heads(num_q_heads, num_kv_heads)
+        self.heads = Heads(int(num_q_heads), int(num_kv_heads))  # from NumPy's, too
         self._geometry = Geometry(
             kv_format=kv_format,
-            num_q_heads=num_q_heads,
-            num_kv_heads=num_kv_heads,
+            num_q_heads=self.heads.num_q,
+            num_kv_heads=self.heads.num_kv,
             head_dim_qk=self.spec.head_dim_qk,
             head_dim_v=self.spec.head_dim_v,
             dtype=getattr(torch, self.spec.dtype.name),

@@ -202,6 +202,18 @@ def test_each_call_of_another_form_is_checked_again() -> None:
     assert torch.equal(attention.run(torch.nn.Parameter(q, False), [k, v]), expected)
 
 
+def test_numpy_integers_declare_what_python_s_do() -> None:
+    plain: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+    heads: dict[str, Any] = {name: np.int64(value) for name, value in plain.items()}
+    q, (k, v) = torch.randn(1, 4, 16), torch.randn(2, 5, 2, 16)
+    outs = []
+    for numbers in (heads, plain):
+        attention = AttentionWrapper(Causal(), **numbers, dtype="float32", device="cpu")
+        attention.plan([0, 1], [0, 5])
+        outs.append(attention.run(q, (k, v)))
+    assert torch.equal(*outs)
+
+
 def test_numpy_arrays_go_in() -> None:
     attention = make()
     attention.plan(np.array([0, 2]), np.array([0, 7]))
