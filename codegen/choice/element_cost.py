@@ -16,7 +16,8 @@ from warploom.codegen.lowering.logits_hooks import logits_hooks
 from warploom.codegen.lowering.specialize import only_hooks
 from warploom.codegen.lowering.split import Level, levels
 from warploom.dsl.graphs import fold
-from warploom.dsl.masks.intervals import PARTIAL, SKIP, TileAnalysis, tile_box
+from warploom.dsl.masks.intervals import PARTIAL, SKIP, TileAnalysis
+from warploom.dsl.masks.open_part import decided_and_open
 from warploom.dsl.types.ir import BITWISE, COMPARISONS, LEAVES, UNARY_MATH, Kind, Node, walk
 from warploom.dsl.types.spec import TracedVariant
 
@@ -66,12 +67,8 @@ def _weight(node: Node) -> int:
 
 def _tested(variant: TracedVariant, roots: Mapping[str, Node]) -> Node | None:
     """What of the mask is tested for each element of most tiles; None: most are seen whole."""
-    box = tile_box(frozenset(field.name for field in variant.tensors))
-    decided: list[Node] = []
-    left_open: list[Node] = []
-    for condition in fold.conjuncts(variant.hooks.get("logits_mask", fold.TRUE)):
-        is_open = box.truth(condition).may_fail is fold.TRUE
-        (left_open if is_open else decided).append(condition)
+    mask = variant.hooks.get("logits_mask", fold.TRUE)
+    decided, left_open = decided_and_open(mask, frozenset(field.name for field in variant.tensors))
     if _are_mostly_partial(variant, decided):
         return roots["logits_mask"]
     return roots.get("open_part", roots["logits_mask"]) if left_open else None

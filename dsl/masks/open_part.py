@@ -30,9 +30,8 @@ class MaskParts:
     decided_may_hide: Node
 
 
-@lru_cache(maxsize=256)
-def mask_parts(mask: Node, tensors: frozenset[str]) -> MaskParts | None:
-    """Part a mask; None if it is all decided or all open.
+def decided_and_open(mask: Node, tensors: frozenset[str]) -> tuple[list[Node], list[Node]]:
+    """The conditions of a mask: those that hold everywhere in some tiles, and the others.
 
     Args:
         mask: BOOL graph of `logits_mask`.
@@ -44,8 +43,21 @@ def mask_parts(mask: Node, tensors: frozenset[str]) -> MaskParts | None:
     for condition in fold.conjuncts(mask):
         is_open = box.truth(condition).may_fail is fold.TRUE
         (left_open if is_open else decided).append(condition)
+    return decided, left_open
+
+
+@lru_cache(maxsize=256)
+def mask_parts(mask: Node, tensors: frozenset[str]) -> MaskParts | None:
+    """Part a mask; None if it is all decided or all open.
+
+    Args:
+        mask: BOOL graph of `logits_mask`.
+        tensors: as for `tile_graphs`.
+    """
+    decided, left_open = decided_and_open(mask, tensors)
     if not decided or not left_open:
         return None
+    box = tile_box(tensors)
     hides = (box.truth(condition).may_fail for condition in decided)
     return MaskParts(
         reduce(fold.both, decided),

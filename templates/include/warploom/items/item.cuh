@@ -58,11 +58,9 @@ struct Item {
 
   // Opens an item, by `threads` threads (whole warps), for which all readers must wait afterwards.
   // Each warp computes a part of the facts: the cost is the chain of dependent instructions.
-  WL_FN void open(const Opening<K>& opening, int index, unsigned thread, unsigned threads,
-                  bool ends_list = false) const {
+  WL_FN void open(const Opening<K>& opening, int index, unsigned thread, unsigned threads) const {
     const auto& [work, segment] = opening;
     ask_for_blocks(work, segment, thread);
-    if (thread == 0) arena.facts().ends_list = ends_list;
     if constexpr (C::kComposed) return open_packed(work, segment, index, thread, threads);
     const int rows = min(C::kRows, segment.num_q * p.group_size - work.row_begin);
     const int lane = thread % kWarpSize;

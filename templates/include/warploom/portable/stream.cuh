@@ -31,11 +31,12 @@ WL_FN Item<K> item_of(const typename K::Params& p, char* shared_memory, int numb
   return {p, {shared_memory, number}};
 }
 
-// Opens the item at the front of a list; see Item::open.
+// Opens the item at the front of a list, as Item::open does, and notes whether it is the last.
 template <class K>
 WL_FN void open_front(const Item<K>& item, const Opening<K>& opening, const List& list,
                       unsigned thread, unsigned threads) {
-  item.open(opening, list.begin, thread, threads, list.begin + 1 == list.end);
+  if (thread == 0) item.arena.facts().ends_list = list.begin + 1 == list.end;
+  item.open(opening, list.begin, thread, threads);
 }
 
 template <class K>
