@@ -6,7 +6,7 @@ and consumers get the rest.
 
 The numbers were found by compiling: `benchmarks/spills.py` builds all prefill kernels for Hopper.
 Where a group used local memory, it was given more registers, until none of 621 kernels did
-(2026-11-24; docs/experiments.md describes the steps).
+(2026-11-24; docs/experiments/prefill-transforms.md describes the steps).
 NVRTC 13.0; `tests/codegen/test_hopper_spills.py` checks the tightest kernels.
 """
 

@@ -1,7 +1,7 @@
 """About how many instructions an element of the logits takes beside the softmax.
 
 Counted in the graph that kernels are made from, with weights that were fitted to 42 variants on an
-H200 (docs/experiments.md, "What functors of one's own cost").
+H200 (docs/experiments/masks.md, "What functors of one's own cost").
 """
 
 from __future__ import annotations
