@@ -14,9 +14,8 @@ from warploom.dsl.types.spec import AttentionSpec
 MANY_ROWS = 64  # fused rows; a request with more is a prefill
 _WARP_KEYS = 32  # keys of a streaming warp; each lane looks up one
 _MOST_WARPS = 11  # of the 12 warps of three groups, one is for prefetching
-# Lanes of heads. With 48, 80 and 112 two roles take longer than two wrappers in turn, and with 80
-# and 112 than one tile. For lanes other than 128 only tiles of 8 rows are measured, by plans that
-# choose.
+# Lanes of heads. With 48, 80 and 112 two roles took longer than two wrappers in turn, and with 80
+# and 112 than one tile, by prices in proportion to lanes.
 _LANES = (64, 96, 128)
 FULL_LANES = 128
 # Hooks that the computing warps run at each key tile; they transform queries once per item. Fused
@@ -72,13 +71,11 @@ def _not_measured(spec: AttentionSpec) -> str | None:
 def _heights(spec: AttentionSpec, group_size: int) -> list[int]:
     """Candidate rows of the decode tile.
 
-    In composed plans, decode tiles of 16 rows took up to 1.09 times as long as one tile for all on
-    an H200, when they kept 40 bytes and more of a thread in local memory (24 now; not measured
-    again); for heads of fewer than 128 lanes they are not measured.
+    In composed plans, decode tiles of 16 rows took 1.04 to 1.09 times as long as one tile for all
+    on an H200, by any prices (docs/experiments/mixed-plans.md, "Prices of other heads").
     """
-    if spec.kv_format.composed or spec.head_dim_qk < FULL_LANES:
-        return [TURNED_ROWS] if group_size <= TURNED_ROWS else []
-    return [rows for rows in (TURNED_ROWS, STREAMED_ROWS) if group_size <= rows]
+    heights = (TURNED_ROWS,) if spec.kv_format.composed else (TURNED_ROWS, STREAMED_ROWS)
+    return [rows for rows in heights if group_size <= rows]
 
 
 def _choice(spec: AttentionSpec, arch: Arch, rows: int) -> TileChoice | None:

@@ -1,8 +1,10 @@
 """Prices of key tiles of two roles, by which CTAs are divided: prefills compute, decodes read.
 
-Prices of Hopper's tiles are for an H200, by FLOPs and bytes. For 16-bit keys they were compared
-with recorded splits of 112 batches (`benchmarks/role_splits.py --fit`); for 8-bit keys they were
-measured. Prices of portable tiles were never measured; plans for other GPUs use the same prices.
+Prices of Hopper's tiles are for an H200, by FLOPs, elements and bytes. For 16-bit keys of 128 lanes
+and decode tiles of 8 rows they were compared with recorded splits of 112 batches
+(`benchmarks/role_splits.py --fit`). Those of 64 and 96 lanes, tiles of 16 rows and 8-bit keys are
+the best of a few on 9 to 11 batches each (docs/experiments/mixed-plans.md, "Prices of other heads").
+Prices of portable tiles were never measured; plans for other GPUs use the same prices.
 """
 
 from __future__ import annotations
@@ -16,8 +18,11 @@ from warploom.codegen.choice.element_cost import instructions_of_element
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.spec import AttentionSpec
 
-_PREFILL_SIZE = 128 * 128 * (128 + 128)  # rows, keys and lanes of `TwoRoles.prefill_ps`
-_BYTES = 2  # per element there; tensor cores take proportionally longer for larger ones
+_PREFILL_ELEMENTS = 128 * 128  # rows and keys of `TwoRoles.prefill_ps`
+_PREFILL_BYTES = (128 + 128) * 2  # lanes of a key and its value there, of 2 bytes each
+# Percentage of that price which does not depend on the lanes: exponentials, maxima and sums. Tensor
+# cores take the rest, in proportion to lanes and bytes.
+_SOFTMAX_PERCENT = 45
 _BANDWIDTH = 4200  # GB/s that decoding reads on all SMs
 # On a CPU, reading a key costs a tile as much as this many rows. The kernel counts the same way
 # when it decides how many threads are worth starting.
@@ -60,14 +65,17 @@ def role_cost(spec: AttentionSpec, tile: TileConfig) -> RoleCost:
     template = template_of(tile)
     assert tile.decode is not None and isinstance(template, TwoRoles)
     lanes = spec.head_dim_qk + spec.head_dim_v
-    size = tile.rows * tile.keys * lanes * max(spec.dtype.bytes, _BYTES) // _BYTES
     read = tile.decode.keys * lanes * spec.stored_dtype.bytes
     narrow, decodes = spec.is_narrow, template.decodes
     bandwidth = (decodes.narrow_sm_bandwidth if narrow else decodes.sm_bandwidth)[tile.decode.rows]
     instructions = instructions_of_element(spec.variant)
-    slower = max(0, instructions - 1) * _INSTRUCTION_PS * tile.rows * tile.keys // (128 * 128)
-    prefill_ps = template.narrow_ps if narrow else template.prefill_ps
-    prefill = -(-size * prefill_ps // _PREFILL_SIZE) + slower
+    slower = max(0, instructions - 1) * _INSTRUCTION_PS
+    of_lanes = lanes * max(spec.dtype.bytes, 2)  # 8-bit queries are widened
+    prefill_ps = (template.narrow_ps if narrow else template.prefill_ps) * (
+        _SOFTMAX_PERCENT * _PREFILL_BYTES + (100 - _SOFTMAX_PERCENT) * of_lanes
+    )
+    per_tile = prefill_ps // (100 * _PREFILL_BYTES) + slower
+    prefill = -(-tile.rows * tile.keys * per_tile // _PREFILL_ELEMENTS)
     return RoleCost(
         prefill=prefill,
         decode=-(-read * 1000 // bandwidth),
