@@ -12,6 +12,7 @@ from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.formats.batch import RoleSizes, RoleTiles, Sizes
 from warploom.runtime.planning.visibility import Heads
 
+_LANES_OF_GRAPHS = (64, FULL_LANES)  # lanes of heads for which such kernels were measured
 _PREFILL_ROWS = 256  # rows of a request; one with fewer may be drafts to verify
 # Rows of the mean request: with fewer all may be drafts, with more most rows belong to prefills.
 _FEWEST_ROWS, _FEW_ROWS = 8, 64
@@ -84,10 +85,10 @@ def may_hold_prefills(requests: int, rows: int, group_size: int, lanes: int = FU
     Args:
         requests, rows: requests and query rows of the largest batch.
         group_size: query heads of a key/value head.
-        lanes: lanes of a head; only FULL_LANES was measured, others get one tile.
+        lanes: lanes of a head; others than 64 and 128 were not measured, and get one tile.
     """
     return (
-        lanes == FULL_LANES
+        lanes in _LANES_OF_GRAPHS
         and 1 < requests <= _MOST_REQUESTS
         and rows - requests >= _PREFILL_ROWS
         and _FEWEST_ROWS * requests <= rows <= _FEW_ROWS * requests

@@ -15,8 +15,8 @@ from warploom.serving.simulation.measured import DECODE_PLAN, RECORDED, Line, Me
 from warploom.serving.simulation.steps import Batch, Step
 from warploom.simulation_errors import BadSetup
 
-# As `Streamed.sm_bandwidth` and `codegen/choice/role_cost.py` have them: what one SM reads beside
-# others, and how many SMs read as fast as all.
+# What one SM reads beside others, between the two decode tiles of `Streamed.sm_bandwidth`, and how
+# many SMs then read as fast as all.
 SM_BANDWIDTH = 52e9
 SATURATING_SMS = 81
 # Assumed: nobody has measured here how many SMs keep the links busy. DeepEP takes about 20.

@@ -60,10 +60,12 @@ def test_what_has_one_tile(refused: AttentionSpec) -> None:
 
 
 @pytest.mark.parametrize("lanes", [64, 96])
-def test_fewer_lanes_have_decodes_of_8_rows_alone(lanes: int) -> None:
-    (choice,) = role_choices(spec(lanes=lanes), SM90, 8)
-    assert choice.tile.decode is not None and choice.tile.decode.rows == 8
-    assert role_choices(spec(lanes=lanes), SM90, 9) == ()
+def test_fewer_lanes_have_decodes_of_8_and_of_16_rows(lanes: int) -> None:
+    found = role_choices(spec(lanes=lanes), SM90, 8)
+    assert [one.tile.decode and one.tile.decode.rows for one in found] == [8, 16]
+    (tall,) = role_choices(spec(lanes=lanes), SM90, 9)
+    assert tall.tile.decode is not None and tall.tile.decode.rows == 16
+    assert role_choices(spec(lanes=lanes), SM90, 17) == ()
 
 
 @pytest.mark.parametrize("variant", [CAUSAL, wl.HeadKVScale()], ids=["plain", "scaled"])
@@ -136,11 +138,14 @@ def test_decodes_have_as_many_warps_as_fit(kv_format: KVFormat, group: int) -> N
         (wl.Causal(), wl.Paged(16), 8, 64),
         (wl.Causal() & wl.SlidingWindow(127) & wl.AttentionSink(), wl.Paged(16), 8, 64),
         (wl.Causal() & QueryRope(), wl.Ragged(), 4, 96),
+        (wl.Causal() & wl.SlidingWindow(127) & wl.AttentionSink(), wl.Paged(16), 16, 64),
+        (wl.Causal(), wl.Paged(16), 16, 96),
     ],
     ids=[
         *("causal", "causal, 16 rows", "cap and bias", "sigmoid", "rotated queries"),
         *("shared keys", "shared keys, cap and bias"),
         *("64 lanes", "64 lanes, a window and sinks", "96 lanes, rotated queries"),
+        *("64 lanes, 16 rows", "96 lanes, 16 rows"),
     ],
 )
 def test_kernels_compile_for_what_a_cta_is_launched_with(
