@@ -184,20 +184,20 @@ class Hopper(TwoRoles):
     def candidates(self, spec: AttentionSpec, arch: Arch, work: Work) -> Iterator[TileConfig]:
         """Tiles of groups of 64 rows, with as many keys as fit.
 
-        Queries of the next item are copied early if there is room for two query tiles.
+        Queries of the next item are copied early if there is room for two query tiles. Keys come in
+        whole blocks if a tile has such a number of keys, and in parts of blocks otherwise.
         """
         if work.rows <= WARPGROUP_ROWS or _narrow_obstacle(spec):
             return
-        block = spec.kv_format.block_kv
-        if not _three_groups_obstacle(spec) and suits_blocks(96, block):
-            yield TileConfig(192, 96, 12, 3, "hopper", 2)
         # The accumulators for 128 keys and 128 lanes leave just enough of 192 registers (224 if
         # heads are wide).
         widest = max(spec.head_dim_qk, spec.head_dim_v)
         most = 64 if widest > 192 else 96 if self._is_crowded(spec) else 128
-        for keys in (128, 96, 64):
-            if keys > most or not suits_blocks(keys, block):
-                continue
+        block, fitting = spec.kv_format.block_kv, [keys for keys in (128, 96, 64) if keys <= most]
+        suiting = [keys for keys in fitting if suits_blocks(keys, block)] or fitting
+        if not _three_groups_obstacle(spec) and 96 in suiting:
+            yield TileConfig(192, 96, 12, 3, "hopper", 2)
+        for keys in suiting:
             for query_stages in (2, 1):
                 yield TileConfig(128, keys, 8, 2, "hopper", query_stages)
 

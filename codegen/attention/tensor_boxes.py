@@ -7,6 +7,7 @@ box from here: if a box had other bytes than the kernel waits for, the kernel wo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from warploom.codegen.source import TileConfig
 from warploom.dsl.types.formats import KVFormat
@@ -28,7 +29,10 @@ class Box:
 
 
 def box_of(kv_format: KVFormat, tile: TileConfig, dims: tuple[int, int]) -> Box | None:
-    """The box of a tile's copies; None if blocks do not fill boxes evenly.
+    """The box of a tile's copies; None if blocks have too few tokens for one.
+
+    A box lies in one block, and boxes fill a tile. So pages of 80 tokens under a tile of 128 keys
+    come in boxes of 16.
 
     Args:
         kv_format: how keys and values are stored.
@@ -36,9 +40,9 @@ def box_of(kv_format: KVFormat, tile: TileConfig, dims: tuple[int, int]) -> Box 
         dims: padded lanes of staged keys, and of staged values.
     """
     block = kv_format.block_kv
-    if block and (holds_small_blocks(block) or not suits_blocks(tile.keys, block)):
+    if holds_small_blocks(block):
         return None
-    return Box(min(tile.keys, block) if block else tile.keys, 2 * swizzled_lanes(dims))
+    return Box(gcd(tile.keys, block), 2 * swizzled_lanes(dims))  # gcd(keys, 0) = keys
 
 
 def swizzled_lanes(dims: tuple[int, int]) -> int:
@@ -52,5 +56,8 @@ def holds_small_blocks(block: int) -> bool:
 
 
 def suits_blocks(keys: int, block: int) -> bool:
-    """Whether a tile of `keys` keys has whole blocks or lies in one block, if boxes copy them."""
-    return block == 0 or holds_small_blocks(block) or keys % block == 0 or block % keys == 0
+    """Whether boxes are as large as can be: a tile has whole blocks, or lies in one block.
+
+    Also true for blocks that boxes do not copy.
+    """
+    return block == 0 or holds_small_blocks(block) or gcd(keys, block) in (keys, block)

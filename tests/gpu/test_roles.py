@@ -33,6 +33,9 @@ SMALL = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(16, 320, 10, 2
 OF_64 = TileConfig(192, 96, 12, 3, "hopper", 2, decode=TileConfig(8, 352, 11, 2))
 OF_64_MASKED = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(8, 352, 11, 2))
 OF_96 = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(8, 256, 8, 2))
+# for groups of 9 to 16 heads
+TALL_OF_64 = TileConfig(192, 96, 12, 3, "hopper", 2, decode=TileConfig(16, 320, 10, 2))
+TALL_OF_96 = TileConfig(128, 128, 8, 2, "hopper", 2, decode=TileConfig(16, 192, 6, 2))
 SHAPE: dict[str, Any] = {"num_q_heads": 8, "num_kv_heads": 2, "head_dim": 128, "dtype": "bfloat16"}
 PAGE = 16
 BATCHES = [
@@ -100,6 +103,11 @@ def cut_all(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
         (STREAMED & wl.AttentionSink(), wl.Paged(16), "bfloat16", (64, 64), OF_64_MASKED),
         (wl.Causal() & QueryRope(), wl.Ragged(), "bfloat16", (96, 96), OF_96),
         (STREAMED, wl.Paged(16), "float16", (96, 96), OF_96),
+        (wl.Causal(), wl.Paged(16), "bfloat16", (64, 64), TALL_OF_64),
+        (STREAMED & wl.AttentionSink(), wl.Paged(16), "bfloat16", (96, 96), TALL_OF_96),
+        # boxes that are parts of blocks
+        (wl.Causal(), wl.Paged(80), "bfloat16", (128, 128), GATHERED),
+        (STREAMED, wl.Paged(40, layout="HND"), "float16", (64, 64), OF_64),
         (PACKED, wl.Paged(3), "bfloat16", (128, 128), TILE),
         (PACKED, wl.Ragged(), "bfloat16", (64, 64), PORTABLE),
     ],

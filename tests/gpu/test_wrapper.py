@@ -82,6 +82,8 @@ POOL = [
     (wl.Causal() & wl.AttentionSink(), on_gpu(wl.Paged(16), "float16", 256)),
     (wl.QKNorm(), on_gpu(wl.Paged(7, layout="HND"), "bfloat16", 72)),
     (wl.Causal(), on_gpu(wl.Paged(64), "float16", 192, 128)),
+    (wl.Causal() & wl.SlidingWindow(200), on_gpu(wl.Paged(528), "bfloat16", 128)),
+    (wl.Causal() & wl.Rope(), on_gpu(wl.Paged(112), "float16", 128)),
     (EveryHook(), on_gpu(wl.BlockSparse(block=(5, 3)), "bfloat16", 64)),
     (EveryHook(), on_gpu(wl.Paged(4), "float16", 128)),
     (ShiftedValues(), on_gpu(wl.BlockSparse(block=(1, 8)), "float16", 128)),

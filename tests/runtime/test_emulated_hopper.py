@@ -58,7 +58,9 @@ def test_8_bit_keys_are_widened_in_any_order(emulator: Emulator, job: int) -> No
 
 @pytest.mark.some(1)
 @pytest.mark.parametrize("tile", [ALONE, PAIR], ids=["one group", "two groups"])
-@pytest.mark.parametrize("kv_format", [wl.Ragged(), wl.Paged(1)], ids=["bulk", "gather"])
+@pytest.mark.parametrize(
+    "kv_format", [wl.Ragged(), wl.Paged(24), wl.Paged(1)], ids=["bulk", "parts of blocks", "gather"]
+)
 def test_empty_items_pass_no_warp_by(
     emulator: Emulator, tile: TileConfig, kv_format: KVFormat
 ) -> None:
@@ -99,7 +101,9 @@ class Gap(wl.Variant):
 
 
 @pytest.mark.some(1)
-@pytest.mark.parametrize("kv_format", [wl.Ragged(), wl.Paged(16)], ids=["ragged", "paged"])
+@pytest.mark.parametrize(
+    "kv_format", [wl.Ragged(), wl.Paged(16), wl.Paged(80)], ids=["ragged", "paged", "pages of 80"]
+)
 def test_each_lane_finds_the_class_of_another_tile(emulator: Emulator, kv_format: KVFormat) -> None:
     """More than 32 tiles, some of them hidden, of which the items of a split have some."""
     variant, setup = Gap(), Setup(kv_format, "bfloat16", tile=PAIR)

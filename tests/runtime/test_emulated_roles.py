@@ -40,6 +40,7 @@ JOBS: list[tuple[Variant, KVFormat, str, TileConfig]] = [
     (wl.Causal() & wl.SoftCap(5.0), wl.Ragged(), "float16", WIDE),
     (wl.Causal() & wl.SoftCap(5.0), wl.Paged(16), "bfloat16", TURNED),
     (wl.Causal() & wl.Alibi(), wl.Paged(8), "float16", TURNED),
+    (wl.Causal() & wl.SoftCap(5.0), wl.Paged(40), "bfloat16", TURNED),  # boxes of 8 tokens
     (wl.Alibi() & wl.FlashSigmoid(bias=-2.0), wl.Paged(16), "bfloat16", TURNED),
     # transforms by the warps that compute
     (wl.Causal() & QueryRope(), wl.Paged(16), "bfloat16", TURNED),
