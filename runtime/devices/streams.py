@@ -15,8 +15,9 @@ class Streams:
     """Order between the streams that carry the plans and runs of one workspace.
 
     All of them use the same plan, partial results and counters, so each waits for the one before.
-    On one stream everything is ordered by itself, and this costs a comparison. The same holds of
-    captured launches: the streams that replay them are the caller's to order.
+    On one stream everything is ordered by itself, and this costs a comparison. Streams of one
+    capture wait for each other as well, which becomes edges of the graph. The streams that replay
+    graphs are the caller's to order.
 
     The last stream is remembered, so one that another library made (`torch.cuda.ExternalStream`)
     must outlive its use here: until a call on another stream, which waits for it, has been made.
@@ -31,6 +32,7 @@ class Streams:
         self._index = device.index
         self._last: torch.cuda.Stream | None = None
         self._handle = -1
+        self._captured: torch.cuda.Stream | None = None  # the last one of a capture, until it ends
 
     def tell(self, taken: Callable[[torch.cuda.Stream], None]) -> None:
         """Call a method with each stream that is new here, before work is enqueued there."""
@@ -39,15 +41,44 @@ class Streams:
     def current(self) -> int:
         """Handle of the caller's stream, after making it wait for the last one if it is another."""
         handle = shortcuts.raw_stream(self._index)
-        if handle != self._handle and not is_capturing(self._device):
-            stream = torch.cuda.current_stream(self._device)
-            if self._last is not None:
-                stream.wait_stream(self._last)
-            taken = None if self._taken is None else self._taken()
-            if taken is not None:
-                taken(stream)
-            self._last, self._handle = stream, handle
+        if handle != self._handle or self._captured is not None:
+            if is_capturing(self._device):
+                self._follow_branches()
+            else:
+                self._captured = None
+                self._follow_last(handle)
         return handle
+
+    def used(self, tensor: torch.Tensor) -> None:
+        """Keep torch from reusing a tensor's memory before the caller's stream is done with it.
+
+        Graphs hold what their captures read (`graph_hold.py`).
+        """
+        if tensor.is_cuda and not is_capturing(self._device):
+            tensor.record_stream(torch.cuda.current_stream(self._device))
+
+    def _follow_last(self, handle: int) -> None:
+        if handle == self._handle:
+            return
+        stream = torch.cuda.current_stream(self._device)
+        if self._last is not None:
+            stream.wait_stream(self._last)
+        taken = None if self._taken is None else self._taken()
+        if taken is not None:
+            taken(stream)
+        self._last, self._handle = stream, handle
+
+    def _follow_branches(self) -> None:
+        """Let the captured stream wait for those of the same capture that launched before."""
+        stream = torch.cuda.current_stream(self._device)
+        for other in (self._last, self._captured):
+            if other is None or other.cuda_stream == stream.cuda_stream:
+                continue
+            with torch.cuda.stream(other):
+                is_branch = is_capturing(self._device)
+            if is_branch:
+                stream.wait_stream(other)
+        self._captured = stream
 
     def follow(self, other: Streams) -> None:
         """Let the caller's stream wait for what another workspace has enqueued, too."""

@@ -101,7 +101,7 @@ class Launcher:
         self._workspace = workspace
         self._reads: dict[str, torch.Tensor] = {}  # tensors that all runs read, except q, k and v
         self._read_bytes: dict[str, tuple[int, int]] = {}  # begin and end addresses of these
-        self._shares_memory = workspace.is_given
+        self._shares_memory, self._streams = workspace.is_given, workspace.streams
         if workspace.is_given:
             self.reads("workspace", workspace.memory)
         self._device = device = geometry.device
@@ -109,7 +109,6 @@ class Launcher:
         self._misaligned = _ALIGNMENT - 1 if is_cuda else 0
         self._only_device = not is_cuda or torch.cuda.device_count() == 1
         self._allocate = shortcuts.allocator(device)
-        self._streams = workspace.streams
         if self._streams is not None:
             self._streams.tell(self._used_on)
         self._maps_of: dict[TileConfig, TensorMaps | None] = {}
@@ -119,8 +118,10 @@ class Launcher:
         self._rows: tuple[int, int] | None = None  # requests and rows that `_out_shape` is for
 
     def reads(self, name: str, tensor: torch.Tensor) -> None:
-        """Register a tensor that runs read, so that no run writes to it."""
+        """Register a tensor that runs read: no run writes to it, and it outlives their stream."""
         self._reads[name], self._read_bytes[name] = tensor, byte_range(tensor)
+        if self._streams is not None:
+            self._streams.used(tensor)
 
     def planned(self, batch: Batch, kernel: Kernel) -> None:
         """Take a new plan, which has just been enqueued on the current stream."""
@@ -169,11 +170,8 @@ class Launcher:
         self._workspace.await_last()
 
     def _used_on(self, stream: torch.cuda.Stream) -> None:
-        """Keep torch from reusing the memory of plans and inputs before this stream is done.
-
-        This memory may be dropped at any time: a workspace that grows drops its old memory.
-        """
-        for tensor in (self._workspace.memory, *self._inputs.tensors.values()):
+        """Keep torch from reusing memory of plans and inputs before a stream is done with it."""
+        for tensor in {self._workspace.memory, *self._reads.values()}:
             if tensor.is_cuda:
                 tensor.record_stream(stream)
 

@@ -212,7 +212,7 @@ class PageSelectionWrapper(AttentionWrapper):
             held.leave_plan()
 
     def _use(self, tensor: torch.Tensor) -> None:
-        self._selection = tensor  # torch reuses a dropped tensor's memory on its own stream only
+        self._selection = tensor
         self._params.set("indices", tensor.data_ptr())
         assert self._launcher is not None  # `plan` refuses the reference
         self._launcher.reads("selection", tensor)

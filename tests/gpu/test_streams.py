@@ -203,3 +203,55 @@ def test_captures_are_those_of_a_device_and_not_of_the_current_one() -> None:
             with torch.cuda.device(first):
                 found = is_capturing(first), is_capturing(second)
     assert found == (False, True)
+
+
+def test_branches_of_one_capture_share_a_wrapper(cuda: Any) -> None:
+    """Its runs use the same partial results, so that a branch waits for the other."""
+    attention = decoding(cuda)
+    attention.plan([0, 1, 2, 3], [0, 10, 20_000, 40_000])  # is split, and merged
+    cases = [tensors(cuda, 40_000) for _ in range(2)]
+    expected = [attention.run(*case) for case in cases]
+    torch.cuda.synchronize()
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    outs: list[list[torch.Tensor]] = [[], []]
+    with torch.cuda.graph(graph):
+        main = torch.cuda.current_stream()
+        side.wait_stream(main)
+        for _ in range(10):
+            outs[0].append(attention.run(*cases[0]))
+            with torch.cuda.stream(side):
+                outs[1].append(attention.run(*cases[1]))
+        main.wait_stream(side)
+    for _ in range(20):
+        graph.replay()
+        torch.cuda.synchronize()
+        for of_case, truth in zip(outs, expected, strict=True):
+            assert all(torch.equal(out, truth) for out in of_case)
+
+
+def test_inputs_of_a_first_plan_outlive_the_runs_that_read_them(cuda: Any) -> None:
+    """Allocated on another stream, to which their memory would go back when they are dropped."""
+    heads = {"num_q_heads": 4, "head_dim": 64, "dtype": "float16", "device": cuda}
+    attention = wl.AttentionWrapper(wl.Alibi("input"), **heads)
+    side = torch.cuda.Stream()
+    (q, kv), lengths = tensors(cuda, 60), ([0, 1, 2, 3], [0, 20, 40, 60])
+    slopes = torch.full((4,), 0.5, device=cuda)
+    expected: torch.Tensor | None = None
+    side.wait_stream(torch.cuda.current_stream())
+    for _ in range(2):  # the first time compiles
+        with torch.cuda.stream(side):
+            own = slopes.clone()
+        torch.cuda.current_stream().wait_stream(side)
+        attention.plan(*lengths, slopes=own)
+        expected = attention.run(q, kv) if expected is None else expected
+    torch.cuda.synchronize()
+    torch.cuda._sleep(LONG)
+    out = attention.run(q, kv)
+    attention.plan(*lengths, slopes=slopes)
+    at = own.data_ptr()
+    del own
+    with torch.cuda.stream(side):
+        again = torch.full((4,), 99.0, device=cuda)  # would have that memory, and be written first
+    assert again.data_ptr() != at
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)

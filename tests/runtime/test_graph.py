@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -210,29 +211,76 @@ class User:
         self.streams.append(stream.cuda_stream)
 
 
-def test_each_stream_waits_for_the_one_before(
-    capture: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeStream], None]:
+    """Makes a stream the current one, as `torch.cuda.stream` does for a while."""
+    current = [FakeStream(0)]
+
+    @contextmanager
+    def stream(other: FakeStream) -> Iterator[None]:
+        current.append(other)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: current[-1])
+    monkeypatch.setattr(streams.shortcuts, "raw_stream", lambda _: current[-1].cuda_stream)
+    monkeypatch.setattr(streams, "is_capturing", lambda _: current[-1].is_captured)
+    return lambda one: current.__setitem__(-1, one)
+
+
+def test_each_stream_waits_for_the_one_before(use: Callable[[FakeStream], None]) -> None:
     caller = [FakeStream(0), FakeStream(7), FakeStream(8)]
     order, user = streams.Streams(torch.device("cuda", 0)), User()
     order.tell(user.taken)
-
-    def use(stream: FakeStream) -> None:
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
-        monkeypatch.setattr(streams.shortcuts, "raw_stream", lambda _: stream.cuda_stream)
-
     for turn in (0, 0, 1, 2, 1, 0):
         use(caller[turn])
         assert order.current() == caller[turn].cuda_stream
     assert [stream.waited for stream in caller] == [[7], [0, 8], [7]]
-    capture["on"] = True
-    use(caller[2])
-    assert order.current() == 8
-    assert caller[2].waited == [7]
+    captured = FakeStream(9, is_captured=True)
+    use(captured)
+    assert order.current() == 9
+    assert captured.waited == []  # an edge from work that is not captured ends a capture
     assert user.streams == [0, 7, 8, 7, 0]
     del user
-    capture["on"] = False
-    assert order.current() == 8
+    use(caller[2])
+    assert order.current() == 8 and caller[2].waited == [7, 0]
+
+
+def test_branches_of_one_capture_wait_for_each_other(use: Callable[[FakeStream], None]) -> None:
+    first, second, apart = (FakeStream(handle, is_captured=True) for handle in (1, 2, 3))
+    order = streams.Streams(torch.device("cuda", 0))
+    first.is_captured = False
+    use(first)
+    order.current()  # the run before a capture, on the stream that is captured then
+    first.is_captured = True
+    for stream in (first, first, second, first):
+        use(stream)
+        order.current()
+    assert first.waited == [2] and second.waited == [1]
+    first.is_captured = second.is_captured = False
+    use(apart)  # of another graph
+    order.current()
+    assert apart.waited == []
+    apart.is_captured = False
+    order.current()
+    assert apart.waited == [1]  # the last that was not captured
+
+
+def test_what_a_stream_reads_is_kept_until_it_has(
+    use: Callable[[FakeStream], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on the first stream, whose tensors another stream may have allocated."""
+    kept: list[Any] = []
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: kept.append(stream))
+    order, stream = streams.Streams(torch.device("cuda", 0)), FakeStream(7)
+    use(stream)
+    order.used(torch.ones(1))
+    assert kept == [stream]
+    use(FakeStream(8, is_captured=True))
+    order.used(torch.ones(1))
+    assert kept == [stream]
 
 
 def test_a_cache_too_small_is_named_under_capture_without_reading_the_plan(

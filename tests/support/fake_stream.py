@@ -6,8 +6,8 @@ from __future__ import annotations
 class FakeStream:
     """Notes the streams that it waited for."""
 
-    def __init__(self, handle: int) -> None:
-        self.cuda_stream = handle
+    def __init__(self, handle: int, is_captured: bool = False) -> None:
+        self.cuda_stream, self.is_captured = handle, is_captured
         self.waited: list[int] = []
 
     def wait_stream(self, other: FakeStream) -> None:
