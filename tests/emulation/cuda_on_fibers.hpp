@@ -115,7 +115,11 @@ class Cta {
   // False if all threads that are left wait for ever, or go round.
   bool take_turn() {
     for (unsigned i = 0; i < turn_ && left_ > 0; ++i) {
-      if (++rounds_ == kMostRounds || !run_round()) return false;
+      if (++rounds_ == kMostRounds) {
+        std::fprintf(stderr, "CTA %u goes round, or has too much work: %u rounds\n", block_, rounds_);
+        return false;
+      }
+      if (!run_round()) return false;
     }
     return true;
   }

@@ -124,7 +124,7 @@ class Emulator:
             run = self._built.get(text) or self._build(text)
             self._built[text] = run
             grid = CTAS, shape.threads, shape.shared_bytes
-            assert run(address, *grid, self.order), f"all wait, in order {self.order}"
+            assert run(address, *grid, self.order), f"all wait or go round, in order {self.order}"
 
         return lambda params: lambda _: launch(params.address)
 
