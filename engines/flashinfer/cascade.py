@@ -1,4 +1,7 @@
-"""`MultiLevelCascadeAttentionWrapper`: page tables level by level become one table and one plan."""
+"""`MultiLevelCascadeAttentionWrapper`: page tables level by level become one table and one plan.
+
+FlashInfer's module of this name has the merges of states, too.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,19 @@ from warploom.engines.flashinfer.declared import Declaration, Types
 from warploom.engines.flashinfer.facade import Facade, Step, workspace_device
 from warploom.engines.flashinfer.graphs import check_requests, check_sizes
 from warploom.engines.flashinfer.refusals import checked_encoding, refuse
+from warploom.engines.flashinfer.states import merge_state, merge_state_in_place, merge_states
 from warploom.engines.flashinfer.tables import Pages, host, lengths_of, page_lists, unpacked
 from warploom.engines.flashinfer.variants import Shaping
 from warploom.errors import ArgumentError
 from warploom.runtime.calls.compose import Level, compose
 from warploom.scheduler.model.bounds import Bounds
+
+__all__ = [
+    "MultiLevelCascadeAttentionWrapper",
+    "merge_state",
+    "merge_state_in_place",
+    "merge_states",
+]
 
 _THROUGH = "Use warploom.Composed with a variant: positions count through all levels there."
 

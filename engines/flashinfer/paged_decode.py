@@ -31,6 +31,9 @@ class BatchDecodeWithPagedKVCacheWrapper(Facade):
         paged_kv_indices_buffer: as long as the longest list of pages.
         jit_args: refused.
 
+    Attributes:
+        o_data_type: what the last plan was given.
+
     Raises:
         ArgumentError: no workspace, another layout, or buffers that are missing or do not match.
         UnsupportedByEngine: `jit_args`, or a back end that means something else.
@@ -52,7 +55,9 @@ class BatchDecodeWithPagedKVCacheWrapper(Facade):
         checked_backend(backend)
         super().__init__(workspace_device(float_workspace_buffer), kv_layout, use_cuda_graph)
         self._use_tensor_cores = bool(use_tensor_cores)
+        self.o_data_type: Any = None
         self._q_len, self._requests = 1, 0
+        self._paged_kv_indices_buf = paged_kv_indices_buffer  # SGLang writes its lists there
         self._room: tuple[int, int] | None = None  # requests and pages of graphs
         if use_cuda_graph:
             self._room = check_batch(
@@ -123,6 +128,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Facade):
                 another number of requests than the first.
         """
         del non_blocking, block_tables
+        self.o_data_type = o_data_type
         refuse_given(window_right=window_right)
         if q_len_per_req < 1:
             reason = f"is {q_len_per_req}; expected 1 or more"

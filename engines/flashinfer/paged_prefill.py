@@ -67,6 +67,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Facade):
         checked_backend(backend)
         super().__init__(workspace_device(float_workspace_buffer), kv_layout, use_cuda_graph)
         self._room: tuple[int, int] | None = None  # requests and pages of graphs
+        self._paged_kv_indices_buf = paged_kv_indices_buf  # SGLang writes its lists there
         buffers = {"custom_mask_buf": custom_mask_buf, "mask_indptr_buf": mask_indptr_buf}
         self._masks = Masks(self.device, buffers if use_cuda_graph else None)
         if use_cuda_graph:

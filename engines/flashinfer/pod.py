@@ -18,6 +18,8 @@ from warploom.engines.flashinfer.variants import Shaping
 from warploom.errors import ArgumentError
 from warploom.runtime.tensors.tensors import as_torch
 
+__all__ = ["BatchPODWithPagedKVCacheWrapper"]
+
 
 class BatchPODWithPagedKVCacheWrapper(Facade):
     """FlashInfer's wrapper of this name: two batches of one cache become one of warploom's.

@@ -23,6 +23,8 @@ from warploom.engines.flashinfer.variants import Shaping
 from warploom.errors import ArgumentError, WrongShape
 from warploom.runtime.tensors.tensors import as_torch
 
+__all__ = ["BlockSparseAttentionWrapper", "convert_bsr_mask_layout"]
+
 _POSITIONS = (
     "positions there count the blocks that a row of blocks has, not the matrix's columns",
     "Give a variant to warploom.AttentionWrapper(kv_format=warploom.BlockSparse(block=(R, C))).",
@@ -183,6 +185,26 @@ class BlockSparseAttentionWrapper(Facade):
             refuse(f"pos_encoding_mode={pos_encoding_mode!r} over blocks", *_POSITIONS)
         self._reshape(sm_scale, logits_soft_cap=logits_soft_cap)
         return self.run(q, k, v, scale_q, scale_k, scale_v)
+
+
+def convert_bsr_mask_layout(mask: Any, indptr: Any) -> torch.Tensor:
+    """Flags of blocks in the order in which masks of bits have them: row by row.
+
+    Args:
+        mask: bools [blocks, R, C], block after block.
+        indptr: [rows of blocks + 1] integers, where the blocks of each row of blocks begin.
+
+    Returns:
+        [blocks R C]; each row of blocks has its R rows over all of its blocks.
+
+    Raises:
+        WrongShape: another number of axes, or of blocks than indptr says.
+    """
+    blocks, counts = as_torch(mask, "mask"), np.diff(host(indptr)).tolist()
+    if blocks.dim() != 3 or len(blocks) != sum(counts):
+        expected = f"[{sum(counts)}, R, C], as indptr has blocks"
+        raise WrongShape(name="mask", got=tuple(blocks.shape), expected=expected)
+    return torch.cat([one.transpose(0, 1).reshape(-1) for one in torch.split(blocks, counts)])
 
 
 def _dense(

@@ -16,6 +16,8 @@ from warploom.engines.flashinfer.tables import lists_of_lengths, unpacked
 from warploom.engines.flashinfer.variants import Shaping
 from warploom.errors import ArgumentError
 
+__all__ = ["BatchAttention", "BatchAttentionWithAttentionSinkWrapper"]
+
 
 class BatchAttention(Facade):
     """FlashInfer's class of this name: prefills and decodes in one plan, whose keys are counted.

@@ -12,6 +12,8 @@ from warploom.errors import BadLength, IndexOutOfRange, WrongShape
 from warploom.runtime.tensors.tensors import as_torch
 from warploom.runtime.wrappers.append import append
 
+__all__ = ["append_paged_kv_cache", "get_batch_indices_positions", "get_seq_lens"]
+
 
 def get_seq_lens(kv_indptr: Any, kv_last_page_len: Any, page_size: int) -> torch.Tensor:
     """Keys of each request of a page table.
