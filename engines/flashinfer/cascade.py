@@ -6,18 +6,26 @@ FlashInfer's module of this name has the merges of states, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from warploom.dsl.types.formats import Composed
-from warploom.engines.flashinfer.declared import Declaration, Types
+from warploom.engines.flashinfer.declared import Declaration, Types, paged_format
 from warploom.engines.flashinfer.facade import Facade, Step, workspace_device
-from warploom.engines.flashinfer.graphs import check_requests, check_sizes
+from warploom.engines.flashinfer.graphs import check_requests, check_room, check_sizes
 from warploom.engines.flashinfer.refusals import checked_encoding, refuse
 from warploom.engines.flashinfer.states import merge_state, merge_state_in_place, merge_states
-from warploom.engines.flashinfer.tables import Pages, host, lengths_of, page_lists, unpacked
+from warploom.engines.flashinfer.tables import (
+    Pages,
+    check_lists,
+    host,
+    lengths_of,
+    page_lists,
+    unpacked,
+)
 from warploom.engines.flashinfer.variants import Shaping
+from warploom.engines.flashinfer.words import Words, in_words, in_words_of_its_class
 from warploom.errors import ArgumentError
 from warploom.runtime.calls.compose import Level, compose
 from warploom.scheduler.model.bounds import Bounds
@@ -50,6 +58,14 @@ class MultiLevelCascadeAttentionWrapper(Facade):
         ArgumentError: no workspace, another layout, or buffers that are missing.
     """
 
+    words: ClassVar[Words] = {
+        "kv_indices": "pages_of_all_levels",
+        "parts": "paged_kv_last_page_len",
+        "of a part": "of a level",
+        "another part": "another level",
+    }
+    pages_of_graphs = "paged_kv_indices_buf_arr"
+
     def __init__(
         self,
         num_levels: int,
@@ -72,6 +88,7 @@ class MultiLevelCascadeAttentionWrapper(Facade):
                 paged_kv_last_page_len_buf_arr=paged_kv_last_page_len_buf_arr,
             )  # fmt: skip
             self._requests = len(qo_indptr_buf_arr[-1]) - 1
+            check_room(self._requests, "qo_indptr_buf_arr[-1]")
             self._pages = [len(one) for one in paged_kv_indices_buf_arr]
 
     def reset_workspace_buffer(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -83,6 +100,7 @@ class MultiLevelCascadeAttentionWrapper(Facade):
             float_workspace_buffer, int_workspace_buffers: not used.
         """
 
+    @in_words_of_its_class
     def plan(
         self,
         qo_indptr_arr: Sequence[Any],
@@ -139,11 +157,14 @@ class MultiLevelCascadeAttentionWrapper(Facade):
             raise ArgumentError(name="plan", reason=reason)
         rows = [host(one) for one in qo_indptr_arr]
         tables = [page_lists(*lists, None) for lists in zip(*given[1:], strict=True)]
+        kv_format = paged_format(page_size, self.kv_layout, Composed)
+        for at, (one, table) in enumerate(zip(rows, tables, strict=True)):
+            _check_level(at, one, table, page_size)
         if causal:
             _check_last(rows[-1], tables[-1], page_size)
         shaping = Shaping(causal, logits_soft_cap=logits_soft_cap)
         declaration = Declaration(
-            shaping.scores, Composed(page_size, layout=self.kv_layout), num_qo_heads, num_kv_heads,
+            shaping.scores, kv_format, num_qo_heads, num_kv_heads,
             head_dim, None, Types.of(q_data_type, kv_data_type), sm_scale,
         )  # fmt: skip
         levels = [
@@ -168,6 +189,7 @@ class MultiLevelCascadeAttentionWrapper(Facade):
             max_levels=max(self._levels, 1),
         )  # fmt: skip
 
+    @in_words_of_its_class
     def run(self, q: Any, paged_kv_cache: Any) -> Any:
         """Attention over the keys of all levels, on the current stream.
 
@@ -200,6 +222,15 @@ def _requests(
         return np.arange(len(requests), dtype=np.int32)
     begins[-1] = len(requests) - 1
     return begins
+
+
+def _check_level(at: int, rows: np.ndarray[Any, Any], table: Pages, page_size: int) -> None:
+    names = {
+        "qo_indptr": "qo_indptr_arr", "kv_indptr": "paged_kv_indptr_arr",
+        "kv_indices": "paged_kv_indices_arr", "last_page_len": "paged_kv_last_page_len",
+    }  # fmt: skip
+    words = {mine: f"{theirs}[{at}]" for mine, theirs in names.items()}
+    in_words(**words)(check_lists)(rows, table, page_size)
 
 
 def _check_last(rows: np.ndarray[Any, Any], table: Pages, page_size: int) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from numbers import Real
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +19,10 @@ import torch
 from warploom.engines.flashinfer.declared import Declaration
 from warploom.engines.flashinfer.refusals import checked_layout, refuse
 from warploom.engines.flashinfer.variants import Shaping
+from warploom.engines.flashinfer.words import Words
 from warploom.errors import ArgumentError, ForbiddenUnderCapture, FrozenByGraph, NotPlanned
 from warploom.runtime.devices.graph import is_capturing
+from warploom.runtime.tensors.tensors import as_torch
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.model.bounds import Bounds
 
@@ -123,6 +126,8 @@ def _number(name: str, given: Any) -> float:
             reason = "is a tensor, which a host cannot read while a CUDA graph is being captured"
             raise ArgumentError(name=name, reason=f"{reason}; give a float")
         return float(given.item())
+    if not isinstance(given, Real):
+        raise ArgumentError(name=name, reason=f"is {given!r}; expected a number")
     return float(given)
 
 
@@ -132,9 +137,13 @@ class Facade:
     Attributes:
         device: where tensors must be; that of the workspace, which is not used otherwise.
         kv_layout: "NHD" or "HND", of keys and values.
+        words: names of arguments in messages of warploom, and what they are called here.
+        pages_of_graphs: the buffer whose length bounds pages.
         wrapper: warploom's own of the last run, for `explain()` and `warploom.trace`; None before.
     """
 
+    words: ClassVar[Words] = {}
+    pages_of_graphs: ClassVar[str] = ""
     wrapper: AttentionWrapper | None = None
 
     def __init__(self, device: torch.device, kv_layout: str, use_cuda_graph: bool = False) -> None:
@@ -246,7 +255,7 @@ class Facade:
         if use.scales and scales is not None:
             inputs |= scales.inputs
         if use.sinks:
-            sinks = inputs["sink"] = sinks.float()
+            sinks = inputs["sink"] = as_torch(sinks, "sinks").float()
         converts = step.declaration.types.out != step.declaration.types.q
         result = wrapper.run(
             q, kv, out=None if converts else out, lse=lse if return_lse else None,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import partialmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from warploom.dsl.types.formats import Paged
-from warploom.engines.flashinfer.declared import Declaration, Types, splits_are_fixed
+from warploom.engines.flashinfer.declared import Declaration, Types, paged_format, splits_are_fixed
 from warploom.engines.flashinfer.facade import Facade, RunScales, Step, workspace_device
 from warploom.engines.flashinfer.graphs import bounds_of_buffers, check_batch, check_sizes
 from warploom.engines.flashinfer.masks import Masks
@@ -22,6 +21,7 @@ from warploom.engines.flashinfer.tables import (
     unpacked,
 )
 from warploom.engines.flashinfer.variants import Shaping
+from warploom.engines.flashinfer.words import Words, in_words_of_its_class
 from warploom.errors import ArgumentError
 from warploom.scheduler.model.bounds import Bounds
 
@@ -47,6 +47,14 @@ class BatchPrefillWithPagedKVCacheWrapper(Facade):
         ArgumentError: no workspace, another layout, or buffers that are missing or do not match.
         UnsupportedByEngine: `jit_args`, or a back end that means something else.
     """
+
+    words: ClassVar[Words] = {
+        "kv_indptr": "paged_kv_indptr",
+        "kv_indices": "paged_kv_indices",
+        "last_page_len": "paged_kv_last_page_len",
+        "head_dim": "head_dim_qk",
+    }
+    pages_of_graphs = "paged_kv_indices_buf"
 
     def __init__(
         self,
@@ -80,6 +88,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Facade):
                 reason = f"has {len(qo_indptr_buf)} entries; expected {self._room[0] + 1}"
                 raise ArgumentError(name="qo_indptr_buf", reason=reason)
 
+    @in_words_of_its_class
     def plan(
         self,
         qo_indptr: Any,
@@ -168,7 +177,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Facade):
             bool(tensors),
         )  # fmt: skip
         declaration = Declaration(
-            shaping.scores, Paged(page_size, layout=self.kv_layout), num_qo_heads, num_kv_heads,
+            shaping.scores, paged_format(page_size, self.kv_layout), num_qo_heads, num_kv_heads,
             head_dim_qk, head_dim_vo, Types.of(q_data_type, kv_data_type, o_data_type), sm_scale,
             splits_are_fixed(fixed_split_size, disable_split_kv),
         )  # fmt: skip
@@ -193,6 +202,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Facade):
         q_lens, kv_lens = np.diff(host(qo_indptr)), lengths_of(pages, page_size)
         return self._masks.inputs(custom, packed, q_lens, kv_lens)
 
+    @in_words_of_its_class
     def run(
         self,
         q: Any,
@@ -253,6 +263,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Facade):
 
     run_return_lse = partialmethod(run, return_lse=True)
 
+    @in_words_of_its_class
     def forward(
         self,
         q: Any,

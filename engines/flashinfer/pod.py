@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from warploom.dsl.types.formats import Paged
-from warploom.engines.flashinfer.declared import Declaration, Types
+from warploom.engines.flashinfer.declared import Declaration, Types, paged_format
 from warploom.engines.flashinfer.facade import Facade, Step, workspace_device
 from warploom.engines.flashinfer.masks import Masks
 from warploom.engines.flashinfer.refusals import refuse
-from warploom.engines.flashinfer.tables import Pages, host, lengths_of, page_lists, unpacked
+from warploom.engines.flashinfer.tables import (
+    Pages,
+    as_tensor,
+    check_lists,
+    host,
+    lengths_of,
+    page_lists,
+    unpacked,
+)
 from warploom.engines.flashinfer.variants import Shaping
+from warploom.engines.flashinfer.words import Words, in_words, in_words_of_its_class
 from warploom.errors import ArgumentError
 from warploom.runtime.tensors.tensors import as_torch
 
@@ -33,6 +41,8 @@ class BatchPODWithPagedKVCacheWrapper(Facade):
         ArgumentError: no workspace, or another layout.
     """
 
+    words: ClassVar[Words] = {"kv_indices": "(kv_indices_p + kv_indices_d)"}
+
     def __init__(self, float_workspace_buffer: Any, kv_layout: str = "NHD") -> None:
         super().__init__(workspace_device(float_workspace_buffer), kv_layout)
         self._rows = (0, 0)
@@ -40,6 +50,7 @@ class BatchPODWithPagedKVCacheWrapper(Facade):
         self._prefills = 0
         self._is_causal = True  # what the last run was given
 
+    @in_words_of_its_class
     def plan(
         self,
         qo_indptr_p: Any,
@@ -92,11 +103,15 @@ class BatchPODWithPagedKVCacheWrapper(Facade):
             page_lists(kv_indptr_p, kv_indices_p, last_page_len_p, None),
             page_lists(kv_indptr_d, kv_indices_d, last_page_len_d, None),
         )
+        kv_format = paged_format(page_size, self.kv_layout)
+        for half, begins, table in zip("pd", rows, pages, strict=True):
+            words = {one: f"{one}_{half}" for one in ("qo_indptr", *Pages._fields)}
+            in_words(**words)(check_lists)(begins, table, page_size)
         shaping = Shaping(
             self._is_causal, window_left, None, pos_encoding_mode, rope_scale, rope_theta
         )
         declaration = Declaration(
-            shaping.scores, Paged(page_size, layout=self.kv_layout), num_qo_heads, num_kv_heads,
+            shaping.scores, kv_format, num_qo_heads, num_kv_heads,
             head_dim, None, Types.of(q_data_type, kv_data_type), sm_scale,
         )  # fmt: skip
         q_lens = np.concatenate([np.diff(x) for x in rows])
@@ -108,6 +123,7 @@ class BatchPODWithPagedKVCacheWrapper(Facade):
 
     begin_forward = plan
 
+    @in_words_of_its_class
     def run(
         self,
         q_p: Any,
@@ -210,7 +226,7 @@ def _seen_behind(
 
 def _joined(p: Pages, d: Pages) -> Pages:
     """The lists of both, prefills first."""
-    used = [as_torch(x.kv_indices, "kv_indices")[: int(x.kv_indptr[-1])] for x in (p, d)]
+    used = [as_tensor(x.kv_indices, "kv_indices")[: int(x.kv_indptr[-1])] for x in (p, d)]
     return Pages(
         np.concatenate((p.kv_indptr, p.kv_indptr[-1] + d.kv_indptr[1:])),
         torch.cat((used[0], used[1].to(used[0].device))),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isfinite
+from numbers import Real
 from typing import Any
 
 from warploom.dsl.library.alibi import alibi_slope
@@ -74,7 +76,7 @@ class Shaping:
         is_masked: there are bits.
 
     Raises:
-        ArgumentError: another encoding, or a window that is no int.
+        ArgumentError: another encoding, a window that is no int, or a cap that is no number.
     """
 
     causal: bool = False
@@ -90,6 +92,10 @@ class Shaping:
         if isinstance(self.window_left, bool) or not hasattr(self.window_left, "__index__"):
             reason = f"is {self.window_left!r}; expected an int, -1 for no window"
             raise ArgumentError(name="window_left", reason=reason)
+        cap = self.logits_soft_cap
+        if cap is not None and not (isinstance(cap, Real) and isfinite(cap)):
+            reason = f"is {cap!r}; expected a finite number, None or 0 for no cap"
+            raise ArgumentError(name="logits_soft_cap", reason=reason)
 
     @property
     def _cap(self) -> float:

@@ -169,6 +169,8 @@ def _checked_key_value(
         wanted = [shown.get(axis, axis) + sizes[axis] for axis in axes]
         swapped = tuple({"token": "head", "head": "token"}.get(axis, axis) for axis in axes)
         hint = other_layout(geometry) if _fits(tensor, swapped, exact, least) else ""
+        if geometry.format.joins_kv:
+            hint = f"; a page has page_size={exact['token']} tokens{hint}"
         raise WrongShape(
             name=name, got=tuple(tensor.shape), expected=f"[{', '.join(wanted)}]{hint}"
         )
