@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -145,6 +145,16 @@ class Facade:
     words: ClassVar[Words] = {}
     pages_of_graphs: ClassVar[str] = ""
     wrapper: AttentionWrapper | None = None
+
+    if not TYPE_CHECKING:  # type checkers must still report unknown attributes
+
+        def __getattr__(self, name: str) -> object:
+            kind, hint = type(self).__name__, ""
+            if name[0] != "_" and hasattr(AttentionWrapper, name):
+                behind = "None before a run" if self.wrapper is None else "that of the last run"
+                hint = f". It is .wrapper.{name}, of the AttentionWrapper behind it: {behind}"
+            text = f"{kind!r} object has no attribute {name!r}{hint}"
+            raise AttributeError(text, name=name, obj=self)
 
     def __init__(self, device: torch.device, kv_layout: str, use_cuda_graph: bool = False) -> None:
         self.device = device

@@ -12,6 +12,8 @@ import pytest
 import torch
 from support.flashinfer_reference import Asked, Batch, assert_close
 
+import warploom as wl
+from warploom import prefetch
 from warploom.engines import flashinfer as calls
 from warploom.errors import ArgumentError, FrozenByGraph, WrongShape
 
@@ -130,6 +132,30 @@ def test_a_fast_plan_is_of_decodes() -> None:
     decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE)
     flashinfer.fast_decode_plan(decode, [0, 1], [0], [1], 4, 2, 32, 4)
     assert decode.run(torch.zeros(1, 4, 32).half(), torch.zeros(1, 2, 4, 2, 32).half()).shape
+
+
+def test_what_asks_wrappers_is_shown_the_one_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARPLOOM_TRACE", "1")
+    batch = Batch.of([(1, 9), (1, 5)])
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE)
+    lists = batch.indptr, batch.indices, batch.last_page_len
+    wrapper.plan(*lists, 4, 2, 32, 4, **F32)
+    with pytest.raises(ArgumentError, match=r"\.wrapper is None, as before a run"):
+        wl.trace(wrapper)
+    with pytest.raises(AttributeError, match=r"It is \.wrapper\.explain, .*: None before a run$"):
+        wrapper.explain()
+    wrapper.run(batch.q, batch.cache)
+    assert len(wl.trace(wrapper).items) == len(wl.trace(wrapper.wrapper).items) > 0
+    assert wrapper.wrapper.explain().facts
+    keys = batch.cache[0]
+    told = r"\.wrapper\.prefetch, .*: that of the last run$"
+    with (
+        pytest.raises(AttributeError, match=told),
+        prefetch.beside_pages(wrapper, keys, 1 << 20),
+    ):
+        pass
+    with pytest.raises(AttributeError, match=r"has no attribute 'colour'$"):
+        wrapper.colour  # noqa: B018
 
 
 def test_flags_of_blocks_row_by_row() -> None:
