@@ -37,7 +37,11 @@ __all__ = [
     "merge_states",
 ]
 
-_THROUGH = "Use warploom.Composed with a variant: positions count through all levels there."
+_THROUGH = (
+    "In warploom.AttentionWrapper(variant, kv_format=warploom.Composed(page_size)) positions count "
+    "through all levels: give it warploom.Causal() & warploom.SlidingWindow(left), warploom.Rope() "
+    "or warploom.Alibi(), and plan(qo_indptr, **warploom.compose(levels, page_size=page_size))."
+)
 
 
 class MultiLevelCascadeAttentionWrapper(Facade):
@@ -148,9 +152,11 @@ class MultiLevelCascadeAttentionWrapper(Facade):
                 first batch had, or another number of requests.
         """
         del use_fp16_qk_reduction, rope_scale, rope_theta
-        if checked_encoding(pos_encoding_mode) != "NONE" or window_left >= 0:
-            reason = "positions there count anew in each level"
-            refuse("pos_encoding_mode and window_left of a cascade", reason, _THROUGH)
+        reason = "positions there count anew in each level"
+        if checked_encoding(pos_encoding_mode) != "NONE":
+            refuse(f"pos_encoding_mode={pos_encoding_mode!r} of a cascade", reason, _THROUGH)
+        if window_left >= 0:
+            refuse(f"window_left={window_left} of a cascade", reason, _THROUGH)
         given = qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len
         if {len(one) for one in given} != {self._levels}:
             reason = f"has lists of {[len(one) for one in given]} levels; expected {self._levels}"

@@ -250,9 +250,12 @@ class Facade:
 
     def _attend(
         self, q: Any, kv: Any, *, out: Any = None, lse: Any = None, return_lse: bool = False,
-        scales: RunScales | None = None, sinks: Any = None,
+        scales: RunScales | None = None, sinks: Any = None, first_decode: int | None = None,
     ) -> Any:  # fmt: skip
-        """Run the batch as it is planned, with what this run is given."""
+        """Run the batch as it is planned, with what this run is given.
+
+        `first_decode` is the request from which on scales hold; None is all requests.
+        """
         step = self._planned()
         use = Use(scales is not None and scales.are_needed, sinks is not None)
         if use not in self._ready and is_capturing(self.device):
@@ -264,6 +267,8 @@ class Facade:
         inputs: dict[str, Any] = {}
         if use.scales and scales is not None:
             inputs |= scales.inputs
+            if first_decode is not None:
+                inputs["first_decode"] = first_decode
         if use.sinks:
             sinks = inputs["sink"] = as_torch(sinks, "sinks").float()
         converts = step.declaration.types.out != step.declaration.types.q
