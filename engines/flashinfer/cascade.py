@@ -101,8 +101,13 @@ class MultiLevelCascadeAttentionWrapper(Facade):
         """Without effect, as of the other wrappers.
 
         Args:
-            float_workspace_buffer, int_workspace_buffers: not used.
+            float_workspace_buffer: any tensor on the device of the wrapper.
+            int_workspace_buffers: not used.
+
+        Raises:
+            ArgumentError: no tensor, or one on another device.
         """
+        super().reset_workspace_buffer(float_workspace_buffer)
 
     @in_words_of_its_class
     def plan(

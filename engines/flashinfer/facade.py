@@ -178,8 +178,26 @@ class Facade:
         """Without effect: wrappers allocate what they need, on the device that they were made for.
 
         Args:
-            float_workspace_buffer, int_workspace_buffer: not used.
+            float_workspace_buffer: any tensor on that device.
+            int_workspace_buffer: not used.
+
+        Raises:
+            ArgumentError: no tensor, or one on another device.
         """
+        given = workspace_device(float_workspace_buffer)
+        if given != self.device:
+            reason = f"is on {given}, and the wrapper attends on {self.device}; make another there"
+            raise ArgumentError(name="float_workspace_buffer", reason=reason)
+
+    def workspace_size(self, *lists: Any, **more: Any) -> tuple[int, int]:
+        """Bytes that FlashInfer's two workspaces need here: none, as they are not used.
+
+        `.wrapper.workspace_size(bounds)` says what the wrapper behind needs of its own.
+
+        Args:
+            *lists, **more: arguments of `plan`, which are not looked at.
+        """
+        return 0, 0
 
     def end_forward(self) -> None:
         """Without effect, as in FlashInfer."""

@@ -158,6 +158,23 @@ def test_what_asks_wrappers_is_shown_the_one_behind(monkeypatch: pytest.MonkeyPa
         wrapper.colour  # noqa: B018
 
 
+def test_workspaces_need_no_bytes_and_stay_on_their_device() -> None:
+    batch = Batch.of([(1, 9), (1, 5)])
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE)
+    lists = batch.indptr, batch.indices, batch.last_page_len
+    sizes = wrapper.workspace_size(*lists, 4, 2, 32, 4, q_len_per_req=1, **F32)
+    assert sizes == (0, 0)
+    wrapper.reset_workspace_buffer(*(torch.empty(n, dtype=torch.uint8) for n in sizes))
+    wrapper.plan(*lists, 4, 2, 32, 4, **F32)
+    assert_close(wrapper.run(batch.q, batch.cache, return_lse=True), batch.expected(Asked()))
+    levels = flashinfer.MultiLevelCascadeAttentionWrapper(2, WORKSPACE)
+    for one in (wrapper, levels):
+        with pytest.raises(ArgumentError, match="is on meta, and the wrapper attends on cpu"):
+            one.reset_workspace_buffer(WORKSPACE.to("meta"), [WORKSPACE])
+        with pytest.raises(ArgumentError, match="float_workspace_buffer: is None"):
+            one.reset_workspace_buffer(None)
+
+
 def test_flags_of_blocks_row_by_row() -> None:
     """A packed mask of them says what the mask of blocks says."""
     rng = torch.Generator().manual_seed(0)
