@@ -6,13 +6,13 @@ where they leave FlashInfer's calls, with the first error as cause.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
 from warploom.engine_errors import BeyondGraph
 from warploom.error_base import WarploomError
+from warploom.error_words import renamed
 from warploom.errors import BoundsExceeded
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -103,19 +103,5 @@ def _told(error: WarploomError, words: Words, pages: str) -> WarploomError | Non
         counted, by = limits[str(name)]
         got, bound = error.facts["got"], error.facts["bound"]
         return BeyondGraph(name=counted, by=by, got=got, bound=bound)
-    known = _WORDS | {mine: theirs for mine, theirs in words.items() if not mine.isalpha()}
-    facts = {key: _in(known, x) if isinstance(x, str) else x for key, x in error.facts.items()}
-    if name in (alone := _NAMES | dict(words)):
-        facts["name"] = alone[str(name)]
-    return None if facts == error.facts else type(error)(source=error.source, **facts)
-
-
-def _in(words: Words, text: str) -> str:
-    return _pattern(tuple(words)).sub(lambda found: words[found[0]], text)
-
-
-@lru_cache(maxsize=64)
-def _pattern(words: tuple[str, ...]) -> re.Pattern[str]:
-    """Any of them, the longest first, and no part of a longer name."""
-    each = (re.escape(word) for word in sorted(words, key=len, reverse=True))
-    return re.compile(rf"(?<![\w.])(?:{'|'.join(each)})(?!(?<=\w)\w)")
+    texts = _WORDS | {mine: theirs for mine, theirs in words.items() if not mine.isalpha()}
+    return renamed(error, texts, _NAMES | dict(words))
