@@ -185,7 +185,8 @@ class Facade:
             ArgumentError: no tensor, or one on another device.
         """
         given = workspace_device(float_workspace_buffer)
-        if given != self.device:
+        is_any = self.device.index is None and given.type == self.device.type
+        if given != self.device and not is_any:
             reason = f"is on {given}, and the wrapper attends on {self.device}; make another there"
             raise ArgumentError(name="float_workspace_buffer", reason=reason)
 

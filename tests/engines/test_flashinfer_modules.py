@@ -175,6 +175,13 @@ def test_workspaces_need_no_bytes_and_stay_on_their_device() -> None:
             one.reset_workspace_buffer(None)
 
 
+def test_a_device_without_a_number_is_any_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{ROOM}.facade.workspace_device", lambda _: torch.device("cuda:1"))
+    flashinfer.BatchAttention(device="cuda").reset_workspace_buffer(WORKSPACE)
+    with pytest.raises(ArgumentError, match="is on cuda:1, and the wrapper attends on cuda:0"):
+        flashinfer.BatchAttention(device="cuda:0").reset_workspace_buffer(WORKSPACE)
+
+
 def test_flags_of_blocks_row_by_row() -> None:
     """A packed mask of them says what the mask of blocks says."""
     rng = torch.Generator().manual_seed(0)

@@ -13,7 +13,8 @@ import warploom as wl
 from warploom import errors
 
 Q = torch.zeros(1, 4, 8, 16)
-TABLE, BIAS, EMPTY = torch.zeros(8), torch.zeros(4, 8, 8), torch.zeros(0)
+TABLE: Any = torch.zeros(8)
+BIAS, EMPTY = torch.zeros(4, 8, 8), torch.zeros(0)
 
 
 def scored(function: Callable[..., Any]) -> None:
