@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warploom.errors import ArgumentError, UnsupportedSpec, WarploomError
+from warploom.errors import ArgumentError, BoundsExceeded, UnsupportedSpec, WarploomError
 
 
 class WrongEngineVersion(WarploomError):
@@ -17,6 +17,15 @@ class UnsupportedByEngine(UnsupportedSpec):
     FlashInfer's calls, told when it is given."""
 
     message = "warploom does not serve {what} in {engine}: {reason}. {remedy}"
+
+
+class BeyondGraph(BoundsExceeded):
+    """A batch is larger than what FlashInfer's buffers for CUDA graphs, or the first plan, hold."""
+
+    message = (
+        "{got} {name} are more than CUDA graphs of this wrapper hold: {bound}, which is {by}. Make "
+        "another wrapper, with more."
+    )
 
 
 class BadVariantChoice(ArgumentError):

@@ -85,7 +85,16 @@ class WrongDType(ArgumentError):
 
 
 class WrongDevice(ArgumentError):
-    message = "{name} is on {got}; expected {expected}. Move it with .to({expected!r})."
+    message = "{name} is on {got}; expected {expected}{whose}. {remedy}"
+
+    def __init__(self, *, whose: str = "", remedy: str = "", **facts: Any) -> None:
+        remedy = remedy or f"Move it with .to({str(facts['expected'])!r})."
+        super().__init__(whose=whose, remedy=remedy, **facts)
+
+    @classmethod
+    def of_written(cls, **facts: Any) -> WrongDevice:
+        """For what is written to: results in a copy would not reach the caller."""
+        return cls(remedy="Allocate it there.", **facts)
 
 
 class WrongShape(ArgumentError):

@@ -321,6 +321,7 @@ _CALLED_AS_THERE = frozenset(
         "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
         "MultiLevelCascadeAttentionWrapper",
         "append_paged_kv_cache",
+        "fast_decode_plan",
         "get_batch_indices_positions",
         "get_seq_lens",
         "merge_state_in_place",

@@ -22,7 +22,11 @@ def check_axes(field: TensorField, shape: tuple[int, ...], sizes: Mapping[str, i
     for axis, size in zip(field.axes, shape, strict=True):
         least = sizes.get(axis, 1) if axis else 1
         if size < least or (axis in _EXACT and axis in sizes and size != least):
-            told = _lists_text(axis, sizes) if field.captured else axes_text(field, sizes)
+            told = axes_text(field, sizes)
+            if not size and least == 1:
+                told = "no dimension of 0" if field.captured else f"{told}, and no dimension of 0"
+            elif field.captured:
+                told = _lists_text(axis, sizes)
             raise WrongShape(name=field.name, got=shape, expected=told)
 
 

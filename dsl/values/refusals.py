@@ -23,13 +23,16 @@ UNTRACED: dict[str, str | Words] = {}
 # Names for messages: what a functor may call.
 PUBLIC: list[str] = []
 
-OUTSIDE = Words(
+_OUTSIDE = Words(
     "Declare it as a field of the variant: Tensor(dtype, axes) or Scalar(dtype).",
-    "Index it, with one int for each of its dimensions, as in table[h, q_idx].",
+    "Index it, with one int for each of its dimensions, as in table[{indices}].",
 )
+# examples of indices of a captured tensor, by the number of its dimensions
+_INDICES = ("", "kv_idx", "h, kv_idx", "h, q_idx, kv_idx", "b, h, q_idx, kv_idx")
 NO_NEW = Words(
     "A functor can make no tensors, and draw no random numbers.",
-    "A score_mod or mask_mod can make no tensors, and draw no random numbers.",
+    "A score_mod or mask_mod can make no tensors, and draw no random numbers: do so before, "
+    "outside.",
 )
 AS_TENSOR = "Capture a tensor instead: torch.from_numpy(array), made outside of the function."
 CONCRETE = Words(
@@ -95,6 +98,16 @@ _CALLED: dict[str, str | Words] = {
 }
 _CALL = re.compile(r"(?:math\.)?([a-z]\w*)\(")
 _SURE = re.compile(r"\b(?:math\.([a-z]\w*)|(range|float|int|round))\(")  # on a line of many calls
+
+
+def indices_of(dims: int) -> str:
+    """Such as "h, kv_idx", for a captured tensor of so many dimensions."""
+    return _INDICES[dims] if dims < len(_INDICES) else "..."
+
+
+def outside(dims: int) -> str:
+    """What to do with a plain tensor of so many dimensions."""
+    return str(_OUTSIDE).format(indices=indices_of(dims))
 
 
 def concrete() -> CannotTrace:

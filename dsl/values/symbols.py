@@ -29,13 +29,13 @@ from warploom.dsl.values.refusals import (
     NO_NEW,
     NO_PARTS,
     NO_PRODUCTS,
-    OUTSIDE,
     UNCHANGING,
     concrete,
     forget_lengths,
     formatted,
     known,
     no_item,
+    outside,
     refuse_in_place,
     remedy_for,
 )
@@ -223,7 +223,7 @@ class Symbol:
         return repr(self)
 
     def __array__(self, *args: object, **kwargs: object) -> NoReturn:
-        remedy = OUTSIDE if FOUND_TENSOR.get() is None else AS_TENSOR
+        remedy = outside(1) if FOUND_TENSOR.get() is None else AS_TENSOR
         raise build.refuse("a NumPy array indexed by, or built from, a value of the kernel", remedy)
 
     def _no_product(self, other: object) -> NoReturn:
@@ -330,7 +330,7 @@ def as_node(value: Value) -> Node:
         raise build.refuse(
             f"a plain {type(value).__module__}.{type(value).__name__} of shape "
             f"{tuple(value.shape)}",
-            f"{OUTSIDE} {NO_NEW}",
+            f"{outside(len(value.shape))} {NO_NEW}",
         )
     raise build.refuse(f"a value of type {type(value).__name__}", known())
 
@@ -355,7 +355,8 @@ def index_torch(tensor: Any, index: Any) -> Any:
     if found is not None and not isinstance(tensor, Symbol):
         forget_lengths()
         return found(tensor)[index]
-    raise build.refuse(f"indexing a plain torch tensor of shape {tuple(tensor.shape)}", OUTSIDE)
+    shape = tuple(tensor.shape)
+    raise build.refuse(f"indexing a plain torch tensor of shape {shape}", outside(len(shape)))
 
 
 @contextmanager

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from warploom.dsl.graphs import build
 from warploom.dsl.types.ir import Kind
 from warploom.dsl.values.from_end import from_end
+from warploom.dsl.values.refusals import indices_of
 from warploom.dsl.values.rows import Row, RowLike, row_of
 from warploom.dsl.values.symbols import Symbol, Value
 from warploom.dsl.variants.views import VIEWS, is_of_view, sliced, view_named
 
-# examples of indices, by the number of dimensions
-_INDICES = ("", "kv_idx", "h, kv_idx", "h, q_idx, kv_idx", "b, h, q_idx, kv_idx")
 _NO_INDEX = {
     Kind.FLOAT: "Indices are ints: divide by // in place of /, or write x.int().",
     Kind.BOOL: "Indices are ints: write x.int(), or choose with torch.where(x, a, b).",
@@ -78,6 +79,13 @@ class CapturedTensor(RowLike):
         if isinstance(index, Symbol) and index.kind is not Kind.INT:
             what = f"{self.described()}: indexing it by {index.node.type}"
             raise build.refuse(what, _NO_INDEX[index.kind])
+        if isinstance(index, (bool, np.bool_, float, str)):
+            is_flag = isinstance(index, (bool, np.bool_))
+            instead = f"one, as in {self._indexed}"
+            if is_flag:
+                instead = f"{int(index)} for an element, or None for an axis more"
+            remedy = f"Indices are ints: write {instead}."
+            raise build.refuse(f"{self.described()}: indexing it by {index!r}", remedy)
         return from_end(index, size)
 
     def __getattr__(self, name: str) -> Any:
@@ -109,8 +117,7 @@ class CapturedTensor(RowLike):
     @property
     def _indexed(self) -> str:
         """How it may be indexed for one number, as an example."""
-        dims = len(self._whole)
-        return f"{self._name}[{_INDICES[dims] if dims < len(_INDICES) else '...'}]"
+        return f"{self._name}[{indices_of(len(self._whole))}]"
 
     def remedy(self) -> str:
         return (

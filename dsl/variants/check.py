@@ -130,8 +130,8 @@ def result(variant: Variant, hook: str, value: Value) -> Node:
         if is_bool == (hook == "logits_mask"):
             return found if is_bool else build.to_kind(found, Kind.FLOAT)
         shown = _one(found.kind.value)
-        if hook == "logits_mask" and found.kind is Kind.INT:
-            expected += " (of a bool of Python's own `~` makes a number: write `not`)"
+        if hook == "logits_mask":
+            expected += _of_complement(value, found)
         expected += _OF_FLEX.get(variant.shown_hook(hook), "")
     elif isinstance(value, ReadInParts):
         expected += f". {value.remedy().rstrip('.')}"
@@ -143,6 +143,16 @@ def result(variant: Variant, hook: str, value: Value) -> Node:
         expected=expected,
         source=place or location.of_function(variant.functor(hook)),
     )
+
+
+def _of_complement(value: Value, found: Node) -> str:
+    """A remark about `~`, where a mask is one of what is no bool of the kernel."""
+    if isinstance(value, int) and value in (-1, -2):
+        return " (of a bool of Python's own `~` makes a number: write `not`)"
+    is_complement = found.op == "bitxor" and any(
+        one.op == "const" and one.attr == -1 for one in found.args
+    )
+    return " (`~` of an int is an int)" if is_complement else ""
 
 
 def checked(variant: Variant, hook: str, value: Value) -> Value:

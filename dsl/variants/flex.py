@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from warploom.dsl.graphs.shown import showing
 from warploom.dsl.types import location
 from warploom.dsl.types.doubles import check_doubles
+from warploom.dsl.types.ir import Node
 from warploom.dsl.values.arrays import for_torch
 from warploom.dsl.values.position import Position
 from warploom.dsl.values.stand_ins import uncompiled, unseen
-from warploom.dsl.values.symbols import Value, refusing_foreign
+from warploom.dsl.values.symbols import Symbol, Value, refusing_foreign
 from warploom.dsl.values.words import of_flex
 from warploom.dsl.variants.block_lists import BlockLists
 from warploom.dsl.variants.capture import Captures, indexing, is_tensor, rebuild
@@ -70,7 +73,9 @@ class Flex(Variant):
                 function, lambda name, tensor: self._captures.read(tensor, name, reading)
             )
             row = at.q_pos if self._q_idx == "position" else at.q_idx
-            return bound(*map(for_torch, (*value, at.batch, at.q_head, row, at.kv_pos)))
+            given = (*value, at.batch, at.q_head, row, at.kv_pos)
+            with showing(_arguments(function, given)):
+                return bound(*map(for_torch, given))
 
     def check_lengths(self, known: Mapping[str, Any], q_lens: Any, kv_lens: Any) -> None:
         if self._lists is None:
@@ -187,6 +192,19 @@ def flex(
     made = Flex(score_mod, mask_mod, q_idx, lists, is_read)
     check_doubles(trace(made), made.doubles())
     return made
+
+
+def _arguments(function: Callable[..., Any], given: tuple[Value, ...]) -> dict[Node, str]:
+    """What the function calls the expressions that it is given; none in a reading of arrays."""
+    names = [
+        name
+        for name, one in inspect.signature(function).parameters.items()
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(names) < len(given):
+        names = ["score", "b", "h", "q_idx", "kv_idx"][-len(given) :]
+    pairs = zip(given, names, strict=False)
+    return {one.node: name for one, name in pairs if isinstance(one, Symbol)}
 
 
 def _mask_of(mask_mod: Any, block_mask: Any) -> Any:

@@ -2,25 +2,41 @@
 
 `from warploom.engines import flashinfer` in place of `import flashinfer`: the classes and functions
 of attention have FlashInfer's names, arguments, orders and defaults (those of 0.6.18), and
-FlashInfer itself is not needed. Heads, types and page size come with each plan; a wrapper of
-warploom is made for each declaration that comes. Log-sum-exps are in base 2.
+FlashInfer itself is not needed. The modules that have them there are here, too (`decode`,
+`prefill`, ...). Heads, types and page size come with each plan; a wrapper of warploom is made for
+each declaration that comes. Log-sum-exps are in base 2.
 
 Arguments that only hint at speed are without effect, and those that would change results and have
 no counterpart are refused with `warploom.engine_errors.UnsupportedByEngine`. Workspaces are not
 used. `docs/from-flashinfer.md` says what else differs.
 """
 
-from __future__ import annotations
+import sys as _sys
 
-from warploom.engines.flashinfer.any_rows import BatchAttention as BatchAttention
-from warploom.engines.flashinfer.any_rows import (
+from warploom.engines.flashinfer import attention as attention
+from warploom.engines.flashinfer import cascade as cascade
+from warploom.engines.flashinfer import decode as decode
+from warploom.engines.flashinfer import page as page
+from warploom.engines.flashinfer import pod as pod
+from warploom.engines.flashinfer import prefill as prefill
+from warploom.engines.flashinfer import quantization as quantization
+from warploom.engines.flashinfer import sparse as sparse
+from warploom.engines.flashinfer.attention import BatchAttention as BatchAttention
+from warploom.engines.flashinfer.attention import (
     BatchAttentionWithAttentionSinkWrapper as BatchAttentionWithAttentionSinkWrapper,
 )
 from warploom.engines.flashinfer.cascade import (
     MultiLevelCascadeAttentionWrapper as MultiLevelCascadeAttentionWrapper,
 )
+from warploom.engines.flashinfer.decode import fast_decode_plan as fast_decode_plan
 from warploom.engines.flashinfer.masks import packbits as packbits
 from warploom.engines.flashinfer.masks import segment_packbits as segment_packbits
+from warploom.engines.flashinfer.missing import refuse_others as _refuse_others
+from warploom.engines.flashinfer.page import append_paged_kv_cache as append_paged_kv_cache
+from warploom.engines.flashinfer.page import (
+    get_batch_indices_positions as get_batch_indices_positions,
+)
+from warploom.engines.flashinfer.page import get_seq_lens as get_seq_lens
 from warploom.engines.flashinfer.paged_decode import (
     BatchDecodeWithPagedKVCacheWrapper as BatchDecodeWithPagedKVCacheWrapper,
 )
@@ -30,11 +46,6 @@ from warploom.engines.flashinfer.paged_decode import (
 from warploom.engines.flashinfer.paged_prefill import (
     BatchPrefillWithPagedKVCacheWrapper as BatchPrefillWithPagedKVCacheWrapper,
 )
-from warploom.engines.flashinfer.pages import append_paged_kv_cache as append_paged_kv_cache
-from warploom.engines.flashinfer.pages import (
-    get_batch_indices_positions as get_batch_indices_positions,
-)
-from warploom.engines.flashinfer.pages import get_seq_lens as get_seq_lens
 from warploom.engines.flashinfer.pod import (
     BatchPODWithPagedKVCacheWrapper as BatchPODWithPagedKVCacheWrapper,
 )
@@ -60,13 +71,6 @@ from warploom.engines.flashinfer.states import merge_state as merge_state
 from warploom.engines.flashinfer.states import merge_state_in_place as merge_state_in_place
 from warploom.engines.flashinfer.states import merge_states as merge_states
 
-
-def __getattr__(name: str) -> object:
-    from difflib import get_close_matches
-
-    from warploom.hints import elsewhere
-
-    near = get_close_matches(name, (known for known in globals() if known[0] != "_"), n=1)
-    meant = f" Did you mean {near[0]!r}?" if near else ""
-    hint = elsewhere(name) or meant or " It has attention's calls alone: keep FlashInfer's others."
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{hint}")
+_refuse_others(
+    _sys.modules[__name__], (attention, cascade, decode, page, pod, prefill, quantization, sparse)
+)

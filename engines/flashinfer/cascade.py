@@ -1,24 +1,47 @@
-"""`MultiLevelCascadeAttentionWrapper`: page tables level by level become one table and one plan."""
+"""`MultiLevelCascadeAttentionWrapper`: page tables level by level become one table and one plan.
+
+FlashInfer's module of this name has the merges of states, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from warploom.dsl.types.formats import Composed
-from warploom.engines.flashinfer.declared import Declaration, Types
+from warploom.engines.flashinfer.declared import Declaration, Types, paged_format
 from warploom.engines.flashinfer.facade import Facade, Step, workspace_device
-from warploom.engines.flashinfer.graphs import check_requests, check_sizes
+from warploom.engines.flashinfer.graphs import check_requests, check_room, check_sizes
 from warploom.engines.flashinfer.refusals import checked_encoding, refuse
-from warploom.engines.flashinfer.tables import Pages, host, lengths_of, page_lists, unpacked
+from warploom.engines.flashinfer.states import merge_state, merge_state_in_place, merge_states
+from warploom.engines.flashinfer.tables import (
+    Pages,
+    check_lists,
+    host,
+    lengths_of,
+    page_lists,
+    unpacked,
+)
 from warploom.engines.flashinfer.variants import Shaping
+from warploom.engines.flashinfer.words import Words, in_words, in_words_of_its_class
 from warploom.errors import ArgumentError
 from warploom.runtime.calls.compose import Level, compose
 from warploom.scheduler.model.bounds import Bounds
 
-_THROUGH = "Use warploom.Composed with a variant: positions count through all levels there."
+__all__ = [
+    "MultiLevelCascadeAttentionWrapper",
+    "merge_state",
+    "merge_state_in_place",
+    "merge_states",
+]
+
+_THROUGH = (
+    "In warploom.AttentionWrapper(variant, kv_format=warploom.Composed(page_size)) positions count "
+    "through all levels: give it warploom.Causal() & warploom.SlidingWindow(left), warploom.Rope() "
+    "or warploom.Alibi(), and plan(qo_indptr, **warploom.compose(levels, page_size=page_size))."
+)
 
 
 class MultiLevelCascadeAttentionWrapper(Facade):
@@ -38,6 +61,14 @@ class MultiLevelCascadeAttentionWrapper(Facade):
     Raises:
         ArgumentError: no workspace, another layout, or buffers that are missing.
     """
+
+    words: ClassVar[Words] = {
+        "kv_indices": "pages_of_all_levels",
+        "parts": "paged_kv_last_page_len",
+        "of a part": "of a level",
+        "another part": "another level",
+    }
+    pages_of_graphs = "paged_kv_indices_buf_arr"
 
     def __init__(
         self,
@@ -61,6 +92,7 @@ class MultiLevelCascadeAttentionWrapper(Facade):
                 paged_kv_last_page_len_buf_arr=paged_kv_last_page_len_buf_arr,
             )  # fmt: skip
             self._requests = len(qo_indptr_buf_arr[-1]) - 1
+            check_room(self._requests, "qo_indptr_buf_arr[-1]")
             self._pages = [len(one) for one in paged_kv_indices_buf_arr]
 
     def reset_workspace_buffer(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -69,9 +101,15 @@ class MultiLevelCascadeAttentionWrapper(Facade):
         """Without effect, as of the other wrappers.
 
         Args:
-            float_workspace_buffer, int_workspace_buffers: not used.
-        """
+            float_workspace_buffer: any tensor on the device of the wrapper.
+            int_workspace_buffers: not used.
 
+        Raises:
+            ArgumentError: no tensor, or one on another device.
+        """
+        super().reset_workspace_buffer(float_workspace_buffer)
+
+    @in_words_of_its_class
     def plan(
         self,
         qo_indptr_arr: Sequence[Any],
@@ -119,20 +157,25 @@ class MultiLevelCascadeAttentionWrapper(Facade):
                 first batch had, or another number of requests.
         """
         del use_fp16_qk_reduction, rope_scale, rope_theta
-        if checked_encoding(pos_encoding_mode) != "NONE" or window_left >= 0:
-            reason = "positions there count anew in each level"
-            refuse("pos_encoding_mode and window_left of a cascade", reason, _THROUGH)
+        reason = "positions there count anew in each level"
+        if checked_encoding(pos_encoding_mode) != "NONE":
+            refuse(f"pos_encoding_mode={pos_encoding_mode!r} of a cascade", reason, _THROUGH)
+        if window_left >= 0:
+            refuse(f"window_left={window_left} of a cascade", reason, _THROUGH)
         given = qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len
         if {len(one) for one in given} != {self._levels}:
             reason = f"has lists of {[len(one) for one in given]} levels; expected {self._levels}"
             raise ArgumentError(name="plan", reason=reason)
         rows = [host(one) for one in qo_indptr_arr]
         tables = [page_lists(*lists, None) for lists in zip(*given[1:], strict=True)]
+        kv_format = paged_format(page_size, self.kv_layout, Composed)
+        for at, (one, table) in enumerate(zip(rows, tables, strict=True)):
+            _check_level(at, one, table, page_size)
         if causal:
             _check_last(rows[-1], tables[-1], page_size)
         shaping = Shaping(causal, logits_soft_cap=logits_soft_cap)
         declaration = Declaration(
-            shaping.scores, Composed(page_size, layout=self.kv_layout), num_qo_heads, num_kv_heads,
+            shaping.scores, kv_format, num_qo_heads, num_kv_heads,
             head_dim, None, Types.of(q_data_type, kv_data_type), sm_scale,
         )  # fmt: skip
         levels = [
@@ -157,6 +200,7 @@ class MultiLevelCascadeAttentionWrapper(Facade):
             max_levels=max(self._levels, 1),
         )  # fmt: skip
 
+    @in_words_of_its_class
     def run(self, q: Any, paged_kv_cache: Any) -> Any:
         """Attention over the keys of all levels, on the current stream.
 
@@ -189,6 +233,15 @@ def _requests(
         return np.arange(len(requests), dtype=np.int32)
     begins[-1] = len(requests) - 1
     return begins
+
+
+def _check_level(at: int, rows: np.ndarray[Any, Any], table: Pages, page_size: int) -> None:
+    names = {
+        "qo_indptr": "qo_indptr_arr", "kv_indptr": "paged_kv_indptr_arr",
+        "kv_indices": "paged_kv_indices_arr", "last_page_len": "paged_kv_last_page_len",
+    }  # fmt: skip
+    words = {mine: f"{theirs}[{at}]" for mine, theirs in names.items()}
+    in_words(**words)(check_lists)(rows, table, page_size)
 
 
 def _check_last(rows: np.ndarray[Any, Any], table: Pages, page_size: int) -> None:

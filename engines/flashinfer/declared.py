@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from warploom.dsl.types.formats import KVFormat
+from warploom.dsl.types.formats import KVFormat, Paged
+from warploom.dsl.types.limits import MAX_LENGTH
 from warploom.engines.flashinfer.refusals import refuse
 from warploom.engines.flashinfer.variants import Scores
 from warploom.errors import ArgumentError
@@ -58,19 +59,18 @@ class Types:
         return None if self.kv == self.q else self.kv
 
 
+def paged_format(page_size: int, layout: Any, kind: type[Paged] = Paged) -> Paged:
+    """`Paged`, or another kind of it; raises ArgumentError for what is no size of a page."""
+    checked_count("page_size", page_size, MAX_LENGTH)
+    return kind(page_size, layout=layout)
+
+
 def element_type(name: str, given: Any) -> torch.dtype:
     """A type of torch's from itself or its name; raises ArgumentError for others."""
     found = getattr(torch, given, None) if isinstance(given, str) else given
     if not isinstance(found, torch.dtype):
         raise ArgumentError(name=name, reason=f"is {given!r}; expected a torch.dtype or its name")
     return found
-
-
-# Fields of a declaration, by what FlashInfer calls them.
-_COUNTS = {
-    "num_q_heads": "num_qo_heads", "num_kv_heads": "num_kv_heads", "head_dim": "head_dim_qk",
-    "head_dim_v": "head_dim_vo",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,10 @@ class Declaration:
     batch_invariant: bool = False
 
     def __post_init__(self) -> None:
-        for mine, theirs in _COUNTS.items():  # in FlashInfer's words; wrappers check the rest
-            if (given := getattr(self, mine)) is not None:
-                checked_count(theirs, given)
+        """Counts, before anything is computed with them; wrappers check the rest."""
+        for name in ("num_q_heads", "num_kv_heads", "head_dim", "head_dim_v"):
+            if (given := getattr(self, name)) is not None:
+                checked_count(name, given)
 
     def using(self, has_scales: bool, has_sinks: bool) -> Declaration:
         """With what a run is given and a plan is not told of."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from numbers import Real
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +19,10 @@ import torch
 from warploom.engines.flashinfer.declared import Declaration
 from warploom.engines.flashinfer.refusals import checked_layout, refuse
 from warploom.engines.flashinfer.variants import Shaping
+from warploom.engines.flashinfer.words import Words
 from warploom.errors import ArgumentError, ForbiddenUnderCapture, FrozenByGraph, NotPlanned
 from warploom.runtime.devices.graph import is_capturing
+from warploom.runtime.tensors.tensors import as_torch
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.model.bounds import Bounds
 
@@ -123,6 +126,8 @@ def _number(name: str, given: Any) -> float:
             reason = "is a tensor, which a host cannot read while a CUDA graph is being captured"
             raise ArgumentError(name=name, reason=f"{reason}; give a float")
         return float(given.item())
+    if not isinstance(given, Real):
+        raise ArgumentError(name=name, reason=f"is {given!r}; expected a number")
     return float(given)
 
 
@@ -132,10 +137,24 @@ class Facade:
     Attributes:
         device: where tensors must be; that of the workspace, which is not used otherwise.
         kv_layout: "NHD" or "HND", of keys and values.
+        words: names of arguments in messages of warploom, and what they are called here.
+        pages_of_graphs: the buffer whose length bounds pages.
         wrapper: warploom's own of the last run, for `explain()` and `warploom.trace`; None before.
     """
 
+    words: ClassVar[Words] = {}
+    pages_of_graphs: ClassVar[str] = ""
     wrapper: AttentionWrapper | None = None
+
+    if not TYPE_CHECKING:  # type checkers must still report unknown attributes
+
+        def __getattr__(self, name: str) -> object:
+            kind, hint = type(self).__name__, ""
+            if name[0] != "_" and hasattr(AttentionWrapper, name):
+                behind = "None before a run" if self.wrapper is None else "that of the last run"
+                hint = f". It is .wrapper.{name}, of the AttentionWrapper behind it: {behind}"
+            text = f"{kind!r} object has no attribute {name!r}{hint}"
+            raise AttributeError(text, name=name, obj=self)
 
     def __init__(self, device: torch.device, kv_layout: str, use_cuda_graph: bool = False) -> None:
         self.device = device
@@ -159,8 +178,27 @@ class Facade:
         """Without effect: wrappers allocate what they need, on the device that they were made for.
 
         Args:
-            float_workspace_buffer, int_workspace_buffer: not used.
+            float_workspace_buffer: any tensor on that device.
+            int_workspace_buffer: not used.
+
+        Raises:
+            ArgumentError: no tensor, or one on another device.
         """
+        given = workspace_device(float_workspace_buffer)
+        is_any = self.device.index is None and given.type == self.device.type
+        if given != self.device and not is_any:
+            reason = f"is on {given}, and the wrapper attends on {self.device}; make another there"
+            raise ArgumentError(name="float_workspace_buffer", reason=reason)
+
+    def workspace_size(self, *lists: Any, **more: Any) -> tuple[int, int]:
+        """Bytes that FlashInfer's two workspaces need here: none, as they are not used.
+
+        `.wrapper.workspace_size(bounds)` says what the wrapper behind needs of its own.
+
+        Args:
+            *lists, **more: arguments of `plan`, which are not looked at.
+        """
+        return 0, 0
 
     def end_forward(self) -> None:
         """Without effect, as in FlashInfer."""
@@ -231,9 +269,12 @@ class Facade:
 
     def _attend(
         self, q: Any, kv: Any, *, out: Any = None, lse: Any = None, return_lse: bool = False,
-        scales: RunScales | None = None, sinks: Any = None,
+        scales: RunScales | None = None, sinks: Any = None, first_decode: int | None = None,
     ) -> Any:  # fmt: skip
-        """Run the batch as it is planned, with what this run is given."""
+        """Run the batch as it is planned, with what this run is given.
+
+        `first_decode` is the request from which on scales hold; None is all requests.
+        """
         step = self._planned()
         use = Use(scales is not None and scales.are_needed, sinks is not None)
         if use not in self._ready and is_capturing(self.device):
@@ -245,8 +286,10 @@ class Facade:
         inputs: dict[str, Any] = {}
         if use.scales and scales is not None:
             inputs |= scales.inputs
+            if first_decode is not None:
+                inputs["first_decode"] = first_decode
         if use.sinks:
-            sinks = inputs["sink"] = sinks.float()
+            sinks = inputs["sink"] = as_torch(sinks, "sinks").float()
         converts = step.declaration.types.out != step.declaration.types.q
         result = wrapper.run(
             q, kv, out=None if converts else out, lse=lse if return_lse else None,

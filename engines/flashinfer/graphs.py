@@ -22,14 +22,23 @@ def check_batch(**buffers: Any) -> tuple[int, int]:
     """(requests, pages) of an indptr, its last page lengths, and its pages, in this order.
 
     Raises:
-        ArgumentError: one is missing, or the first does not have one entry more than the second.
+        ArgumentError: one is missing, the first does not have one entry more than the second, or
+            there is room for no request.
     """
     indptr, requests, pages = check_sizes(**buffers)
     if indptr != requests + 1:
         name, *others = buffers
         reason = f"has {indptr} entries; expected {requests + 1}, one more than {others[0]}"
         raise ArgumentError(name=name, reason=reason)
+    check_room(requests, *buffers)
     return requests, pages
+
+
+def check_room(requests: int, name: str, *_: str) -> None:
+    """Raises ArgumentError for buffers without any room, of which the first one has the name."""
+    if requests < 1:
+        reason = "has room for no request; expected one entry more than there are requests"
+        raise ArgumentError(name=name, reason=reason)
 
 
 def bounds_of_buffers(room: tuple[int, int], requests: int, rows: int, page_size: int) -> Bounds:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from warploom.engine_errors import BeyondGraph
 from warploom.engines.flashinfer.graphs import check_sizes
-from warploom.errors import ArgumentError, BoundsExceeded
+from warploom.errors import ArgumentError, WrongDType
 from warploom.runtime.tensors.tensors import as_torch
 
 _ORDERS = ("big", "little")
@@ -110,7 +111,8 @@ class Masks:
 
         Raises:
             ArgumentError: too many or too few flags, or no buffers for graphs.
-            BoundsExceeded: more bytes than the buffers for graphs have.
+            WrongDType: `packed` is no uint8.
+            BeyondGraph: more bytes than the buffers for graphs have.
         """
         pairs = np.asarray(q_lens, np.int64) * np.asarray(kv_lens, np.int64)
         if packed is None:
@@ -122,6 +124,9 @@ class Masks:
             bits, indptr = segment_packbits(flags, begin, "little")
         else:
             bits = as_torch(packed, "packed_custom_mask").reshape(-1)
+            if bits.dtype != torch.uint8:
+                got, expected = str(bits.dtype), "torch.uint8, as segment_packbits makes"
+                raise WrongDType(name="packed_custom_mask", got=got, expected=expected)
             first = np.concatenate(([0], np.cumsum(-(-pairs // 8))))
             if len(bits) != first[-1]:
                 reason = f"has {len(bits)} bytes; the batch has {first[-1]}, whole for each request"
@@ -135,9 +140,12 @@ class Masks:
         if self.buffers is None:
             on_host = self.device.type == "cpu"
             return {name: x if on_host else x.to(self.device) for name, x in made.items()}
-        for (name, x), size in zip(made.items(), check_sizes(**self.buffers), strict=True):
+        sizes = zip(self.buffers, check_sizes(**self.buffers), strict=True)
+        for (name, x), (buffer, size) in zip(made.items(), sizes, strict=True):
             if len(x) > size:
-                raise BoundsExceeded(name=f"len({name})", got=len(x), bound=size)
+                what = "bytes of masks" if name == "packed_mask" else "begins of masks"
+                by = f"the length of {buffer}"
+                raise BeyondGraph(name=what, got=len(x), bound=size, by=by)
             if name not in self._kept:
                 self._kept[name] = torch.zeros(size, dtype=x.dtype, device=self.device)
             self._kept[name][: len(x)] = x.to(self.device)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from functools import partialmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from warploom.dsl.types.formats import Paged
-from warploom.engines.flashinfer.declared import Declaration, Types, splits_are_fixed
+from warploom.engines.flashinfer.declared import Declaration, Types, paged_format, splits_are_fixed
 from warploom.engines.flashinfer.facade import Facade, RunScales, Step, workspace_device
 from warploom.engines.flashinfer.graphs import bounds_of_buffers, check_batch
 from warploom.engines.flashinfer.refusals import checked_backend, refuse_given, refuse_more
 from warploom.engines.flashinfer.tables import check_seq_lens, page_lists, unpacked
 from warploom.engines.flashinfer.variants import Shaping
-from warploom.errors import ArgumentError, PlanMismatch
+from warploom.engines.flashinfer.words import Words, in_words_of_its_class
+from warploom.errors import ArgumentError, PlanMismatch, UnequalRequests, WrongShape
 
 
 class BatchDecodeWithPagedKVCacheWrapper(Facade):
@@ -31,10 +31,16 @@ class BatchDecodeWithPagedKVCacheWrapper(Facade):
         paged_kv_indices_buffer: as long as the longest list of pages.
         jit_args: refused.
 
+    Attributes:
+        o_data_type: what the last plan was given.
+
     Raises:
         ArgumentError: no workspace, another layout, or buffers that are missing or do not match.
         UnsupportedByEngine: `jit_args`, or a back end that means something else.
     """
+
+    words: ClassVar[Words] = {"kv_indptr": "indptr", "kv_indices": "indices"}
+    pages_of_graphs = "paged_kv_indices_buffer"
 
     def __init__(
         self,
@@ -52,7 +58,9 @@ class BatchDecodeWithPagedKVCacheWrapper(Facade):
         checked_backend(backend)
         super().__init__(workspace_device(float_workspace_buffer), kv_layout, use_cuda_graph)
         self._use_tensor_cores = bool(use_tensor_cores)
+        self.o_data_type: Any = None
         self._q_len, self._requests = 1, 0
+        self._paged_kv_indices_buf = paged_kv_indices_buffer  # SGLang writes its lists there
         self._room: tuple[int, int] | None = None  # requests and pages of graphs
         if use_cuda_graph:
             self._room = check_batch(
@@ -66,6 +74,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Facade):
         """What was given, which is without effect."""
         return self._use_tensor_cores
 
+    @in_words_of_its_class
     def plan(
         self,
         indptr: Any,
@@ -123,6 +132,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Facade):
                 another number of requests than the first.
         """
         del non_blocking, block_tables
+        self.o_data_type = o_data_type
         refuse_given(window_right=window_right)
         if q_len_per_req < 1:
             reason = f"is {q_len_per_req}; expected 1 or more"
@@ -130,22 +140,28 @@ class BatchDecodeWithPagedKVCacheWrapper(Facade):
         if data_type is not None:
             q_data_type = data_type if q_data_type is None else q_data_type
             kv_data_type = data_type if kv_data_type is None else kv_data_type
-        requests = len(last_page_len)
-        bounds = None
-        if self._room is not None:
-            bounds = bounds_of_buffers(self._room, requests, requests * q_len_per_req, page_size)
         shaping = Shaping(
             q_len_per_req > 1, window_left, logits_soft_cap, pos_encoding_mode, rope_scale,
             rope_theta,
         )  # fmt: skip
-        pages = page_lists(indptr, indices, last_page_len, self.device if bounds else None)
+        kv_format = paged_format(page_size, self.kv_layout)
+        pages = page_lists(indptr, indices, last_page_len, self.device if self._room else None)
+        requests = len(pages.last_page_len)
+        if (entries := len(pages.kv_indptr)) != requests + 1:
+            others = f"last_page_len has {requests}, of {requests}"
+            raise UnequalRequests(
+                name="indptr", entries=entries, requests=entries - 1, others=others
+            )
+        bounds = None
+        if self._room is not None:
+            bounds = bounds_of_buffers(self._room, requests, requests * q_len_per_req, page_size)
         check_seq_lens(seq_lens, pages, page_size)
         where = pages.kv_indptr.device if isinstance(pages.kv_indptr, torch.Tensor) else None
         rows = torch.arange(
             0, (requests + 1) * q_len_per_req, q_len_per_req, dtype=torch.int32, device=where
         )
         declaration = Declaration(
-            shaping.scores, Paged(page_size, layout=self.kv_layout), num_qo_heads, num_kv_heads,
+            shaping.scores, kv_format, num_qo_heads, num_kv_heads,
             head_dim, None, Types.of(q_data_type, kv_data_type, o_data_type), sm_scale,
             splits_are_fixed(fixed_split_size, disable_split_kv),
         )  # fmt: skip
@@ -154,6 +170,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Facade):
 
     begin_forward = plan
 
+    @in_words_of_its_class
     def run(
         self,
         q: Any,
@@ -214,13 +231,18 @@ class BatchDecodeWithPagedKVCacheWrapper(Facade):
     run_return_lse = partialmethod(run, return_lse=True)
 
     def _check_rows(self, q: Any, told: int | None) -> None:
-        """What q says of the rows of a request; other numbers of rows are refused later."""
+        """What q says of the rows of a request."""
         rows = q.shape[0] if len(getattr(q, "shape", ())) else 0
         each, rest = divmod(rows, self._requests) if self._requests else (self._q_len, 0)
         for got in (told, None if rest else each):
             if got not in (None, self._q_len):
                 raise PlanMismatch(name="q_len_per_req", got=got, expected=self._q_len)
+        if rest:
+            rows = f"{self._q_len * self._requests}, heads, dim"
+            expected = f"[{rows}]: {self._q_len} for each of {self._requests} requests"
+            raise WrongShape(name="q", got=tuple(q.shape), expected=expected)
 
+    @in_words_of_its_class
     def forward(
         self,
         q: Any,

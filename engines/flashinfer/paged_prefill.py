@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import partialmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from warploom.dsl.types.formats import Paged
-from warploom.engines.flashinfer.declared import Declaration, Types, splits_are_fixed
+from warploom.engines.flashinfer.declared import Declaration, Types, paged_format, splits_are_fixed
 from warploom.engines.flashinfer.facade import Facade, RunScales, Step, workspace_device
 from warploom.engines.flashinfer.graphs import bounds_of_buffers, check_batch, check_sizes
 from warploom.engines.flashinfer.masks import Masks
@@ -22,6 +21,7 @@ from warploom.engines.flashinfer.tables import (
     unpacked,
 )
 from warploom.engines.flashinfer.variants import Shaping
+from warploom.engines.flashinfer.words import Words, in_words_of_its_class
 from warploom.errors import ArgumentError
 from warploom.scheduler.model.bounds import Bounds
 
@@ -48,6 +48,14 @@ class BatchPrefillWithPagedKVCacheWrapper(Facade):
         UnsupportedByEngine: `jit_args`, or a back end that means something else.
     """
 
+    words: ClassVar[Words] = {
+        "kv_indptr": "paged_kv_indptr",
+        "kv_indices": "paged_kv_indices",
+        "last_page_len": "paged_kv_last_page_len",
+        "head_dim": "head_dim_qk",
+    }
+    pages_of_graphs = "paged_kv_indices_buf"
+
     def __init__(
         self,
         float_workspace_buffer: Any,
@@ -67,6 +75,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Facade):
         checked_backend(backend)
         super().__init__(workspace_device(float_workspace_buffer), kv_layout, use_cuda_graph)
         self._room: tuple[int, int] | None = None  # requests and pages of graphs
+        self._paged_kv_indices_buf = paged_kv_indices_buf  # SGLang writes its lists there
         buffers = {"custom_mask_buf": custom_mask_buf, "mask_indptr_buf": mask_indptr_buf}
         self._masks = Masks(self.device, buffers if use_cuda_graph else None)
         if use_cuda_graph:
@@ -79,6 +88,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Facade):
                 reason = f"has {len(qo_indptr_buf)} entries; expected {self._room[0] + 1}"
                 raise ArgumentError(name="qo_indptr_buf", reason=reason)
 
+    @in_words_of_its_class
     def plan(
         self,
         qo_indptr: Any,
@@ -167,7 +177,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Facade):
             bool(tensors),
         )  # fmt: skip
         declaration = Declaration(
-            shaping.scores, Paged(page_size, layout=self.kv_layout), num_qo_heads, num_kv_heads,
+            shaping.scores, paged_format(page_size, self.kv_layout), num_qo_heads, num_kv_heads,
             head_dim_qk, head_dim_vo, Types.of(q_data_type, kv_data_type, o_data_type), sm_scale,
             splits_are_fixed(fixed_split_size, disable_split_kv),
         )  # fmt: skip
@@ -192,6 +202,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Facade):
         q_lens, kv_lens = np.diff(host(qo_indptr)), lengths_of(pages, page_size)
         return self._masks.inputs(custom, packed, q_lens, kv_lens)
 
+    @in_words_of_its_class
     def run(
         self,
         q: Any,
@@ -252,6 +263,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Facade):
 
     run_return_lse = partialmethod(run, return_lse=True)
 
+    @in_words_of_its_class
     def forward(
         self,
         q: Any,

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from warploom.dsl.types.formats import Paged
-from warploom.engines.flashinfer.declared import Declaration, Types
-from warploom.engines.flashinfer.facade import Facade, Step, workspace_device
+from warploom.engines.flashinfer.declared import Declaration, Types, paged_format
+from warploom.engines.flashinfer.facade import Facade, RunScales, Step, workspace_device
 from warploom.engines.flashinfer.masks import Masks
 from warploom.engines.flashinfer.refusals import refuse
-from warploom.engines.flashinfer.tables import Pages, host, lengths_of, page_lists, unpacked
-from warploom.engines.flashinfer.variants import Shaping
+from warploom.engines.flashinfer.tables import (
+    Pages,
+    as_tensor,
+    check_lists,
+    host,
+    lengths_of,
+    page_lists,
+    unpacked,
+)
+from warploom.engines.flashinfer.variants import Scores, Shaping
+from warploom.engines.flashinfer.words import Words, in_words, in_words_of_its_class
 from warploom.errors import ArgumentError
 from warploom.runtime.tensors.tensors import as_torch
+
+__all__ = ["BatchPODWithPagedKVCacheWrapper"]
 
 
 class BatchPODWithPagedKVCacheWrapper(Facade):
@@ -31,6 +41,8 @@ class BatchPODWithPagedKVCacheWrapper(Facade):
         ArgumentError: no workspace, or another layout.
     """
 
+    words: ClassVar[Words] = {"kv_indices": "(kv_indices_p + kv_indices_d)"}
+
     def __init__(self, float_workspace_buffer: Any, kv_layout: str = "NHD") -> None:
         super().__init__(workspace_device(float_workspace_buffer), kv_layout)
         self._rows = (0, 0)
@@ -38,6 +50,7 @@ class BatchPODWithPagedKVCacheWrapper(Facade):
         self._prefills = 0
         self._is_causal = True  # what the last run was given
 
+    @in_words_of_its_class
     def plan(
         self,
         qo_indptr_p: Any,
@@ -90,11 +103,15 @@ class BatchPODWithPagedKVCacheWrapper(Facade):
             page_lists(kv_indptr_p, kv_indices_p, last_page_len_p, None),
             page_lists(kv_indptr_d, kv_indices_d, last_page_len_d, None),
         )
+        kv_format = paged_format(page_size, self.kv_layout)
+        for half, begins, table in zip("pd", rows, pages, strict=True):
+            words = {one: f"{one}_{half}" for one in ("qo_indptr", *Pages._fields)}
+            in_words(**words)(check_lists)(begins, table, page_size)
         shaping = Shaping(
             self._is_causal, window_left, None, pos_encoding_mode, rope_scale, rope_theta
         )
         declaration = Declaration(
-            shaping.scores, Paged(page_size, layout=self.kv_layout), num_qo_heads, num_kv_heads,
+            _scores(shaping), kv_format, num_qo_heads, num_kv_heads,
             head_dim, None, Types.of(q_data_type, kv_data_type), sm_scale,
         )  # fmt: skip
         q_lens = np.concatenate([np.diff(x) for x in rows])
@@ -106,6 +123,7 @@ class BatchPODWithPagedKVCacheWrapper(Facade):
 
     begin_forward = plan
 
+    @in_words_of_its_class
     def run(
         self,
         q_p: Any,
@@ -136,7 +154,9 @@ class BatchPODWithPagedKVCacheWrapper(Facade):
                 `causal_p`.
             packed_custom_mask_p: its bits, uint8, little-endian, each prefill in whole bytes.
             causal_p: rows of prefills see no key after their own.
-            q_scale, k_scale, v_scale: refused, but for 1.
+            q_scale, k_scale: numbers that q.k of decodes is multiplied with; None is 1. That of
+                prefills stays as it is, as in FlashInfer.
+            v_scale: likewise of the output of decodes.
             return_lse: return the log-sum-exps, too, in base 2.
             use_fp16_qk_reduction, enable_pdl: without effect.
 
@@ -146,15 +166,11 @@ class BatchPODWithPagedKVCacheWrapper(Facade):
 
         Raises:
             What `AttentionWrapper.run` raises.
-            ArgumentError: two caches, or other rows than planned.
-            UnsupportedByEngine: a scale, or `causal_p` beside decodes of several rows.
+            ArgumentError: two caches, other rows than planned, or a scale that is not above 0.
+            UnsupportedByEngine: `causal_p` beside decodes of several rows, or a scale of several
+                numbers.
         """
         del use_fp16_qk_reduction, enable_pdl
-        for name, scale in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale)):
-            if scale is not None and not (isinstance(scale, (int, float)) and scale == 1):
-                reason = "there it scales the decodes alone, of a cache that prefills read, too"
-                remedy = "Use warploom.KVScale() & warploom.Causal() with AttentionWrapper."
-                refuse(f"{name} of POD", reason, remedy)
         _check_one_cache(paged_kv_cache_p, paged_kv_cache_d)
         q_p, q_d = as_torch(q_p, "q_p"), as_torch(q_d, "q_d")
         self._planned()
@@ -163,7 +179,11 @@ class BatchPODWithPagedKVCacheWrapper(Facade):
             raise ArgumentError(name="q_p and q_d", reason=reason)
         self._plan_mask(custom_mask_p, packed_custom_mask_p, bool(causal_p))
         cache = unpacked(paged_kv_cache_p, self.kv_layout)
-        found = self._attend(_joined_rows(q_p, q_d), cache, return_lse=return_lse)
+        scales = RunScales.of(q_scale, k_scale, v_scale)
+        found = self._attend(
+            _joined_rows(q_p, q_d), cache, return_lse=return_lse, scales=scales,
+            first_decode=self._prefills,
+        )  # fmt: skip
         halves = [x.split(self._rows) for x in (found if return_lse else (found,))]
         return (halves[0], halves[1]) if return_lse else halves[0]
 
@@ -183,13 +203,17 @@ class BatchPODWithPagedKVCacheWrapper(Facade):
             shaping = replace(step.shaping, causal=False, is_masked=True)
             tensors = _seen_behind(bits, q_lens[first:] * kv_lens[first:], self.device)
         if shaping != step.shaping or tensors:
-            declaration = replace(step.declaration, scores=shaping.scores)
+            declaration = replace(step.declaration, scores=_scores(shaping))
             self._plan(replace(step, declaration=declaration, shaping=shaping, tensors=tensors))
         self._is_causal = is_causal if not tensors else self._is_causal
 
     def _planned_lens(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         assert self._lens is not None  # there is a plan
         return self._lens
+
+
+def _scores(shaping: Shaping) -> Scores:
+    return replace(shaping.scores, scales_decodes=True)
 
 
 def _seen_behind(
@@ -208,7 +232,7 @@ def _seen_behind(
 
 def _joined(p: Pages, d: Pages) -> Pages:
     """The lists of both, prefills first."""
-    used = [as_torch(x.kv_indices, "kv_indices")[: int(x.kv_indptr[-1])] for x in (p, d)]
+    used = [as_tensor(x.kv_indices, "kv_indices")[: int(x.kv_indptr[-1])] for x in (p, d)]
     return Pages(
         np.concatenate((p.kv_indptr, p.kv_indptr[-1] + d.kv_indptr[1:])),
         torch.cat((used[0], used[1].to(used[0].device))),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partialmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -11,11 +11,12 @@ from warploom.dsl.types.formats import Ragged
 from warploom.dsl.types.limits import MAX_LENGTH
 from warploom.engines.flashinfer.declared import Declaration, Types, splits_are_fixed
 from warploom.engines.flashinfer.facade import Facade, RunScales, Step, workspace_device
-from warploom.engines.flashinfer.graphs import check_requests, check_sizes
+from warploom.engines.flashinfer.graphs import check_requests, check_room, check_sizes
 from warploom.engines.flashinfer.masks import Masks
 from warploom.engines.flashinfer.refusals import checked_backend, refuse_given, refuse_more
 from warploom.engines.flashinfer.tables import host
 from warploom.engines.flashinfer.variants import Shaping
+from warploom.engines.flashinfer.words import Words, in_words_of_its_class
 from warploom.errors import ArgumentError
 from warploom.scheduler.model.bounds import Bounds
 
@@ -39,6 +40,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(Facade):
         ArgumentError: no workspace, another layout, or buffers that are missing or do not match.
         UnsupportedByEngine: `jit_args`, or a back end that means something else.
     """
+
+    words: ClassVar[Words] = {"head_dim": "head_dim_qk", "kv": "k and v"}
 
     def __init__(
         self,
@@ -65,7 +68,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(Facade):
             if rows != keys:
                 reason = f"has {keys} entries; expected {rows}, as qo_indptr_buf"
                 raise ArgumentError(name="kv_indptr_buf", reason=reason)
+            check_room(self._requests, "qo_indptr_buf")
 
+    @in_words_of_its_class
     def plan(
         self,
         qo_indptr: Any,
@@ -167,6 +172,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Facade):
         rows, keys = int(host(qo_indptr[-1:])[0]), int(host(kv_indptr[-1:])[0])
         return Bounds(self._requests, rows, min(keys, MAX_LENGTH))
 
+    @in_words_of_its_class
     def run(
         self,
         q: Any,
@@ -218,6 +224,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Facade):
 
     run_return_lse = partialmethod(run, return_lse=True)
 
+    @in_words_of_its_class
     def forward(
         self,
         q: Any,

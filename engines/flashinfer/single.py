@@ -14,11 +14,13 @@ from warploom.engines.flashinfer.facade import RunScales
 from warploom.engines.flashinfer.masks import Masks
 from warploom.engines.flashinfer.refusals import checked_backend, checked_layout, refuse_given
 from warploom.engines.flashinfer.variants import Shaping
+from warploom.engines.flashinfer.words import in_words
 from warploom.errors import WrongShape
 from warploom.runtime.calls.attention import attention
 from warploom.runtime.tensors.tensors import as_torch
 
 
+@in_words()
 def single_prefill_with_kv_cache(
     q: Any,
     k: Any,
@@ -96,6 +98,7 @@ def single_prefill_with_kv_cache(
 single_prefill_with_kv_cache_return_lse = partial(single_prefill_with_kv_cache, return_lse=True)
 
 
+@in_words()
 def single_decode_with_kv_cache(
     q: Any,
     k: Any,
@@ -165,6 +168,12 @@ def _tensors(
         if x.dim() != 3:
             shape = expected if name == "q" else "three axes, of keys, heads and lanes"
             raise WrongShape(name=name, got=tuple(x.shape), expected=shape)
+    lanes, before = found[0].shape[-1], tuple(found[1].shape[:2])
+    if found[1].shape[-1] != lanes:
+        raise WrongShape(name="k", got=tuple(found[1].shape), expected=f"{lanes} lanes, as q has")
+    if found[2].shape[:2] != before:
+        expected = f"{before} before its lanes, as k has"
+        raise WrongShape(name="v", got=tuple(found[2].shape), expected=expected)
     if checked_layout(kv_layout) == "HND":
         found[1:] = [x.transpose(0, 1) for x in found[1:]]
     return found[0], found[1], found[2]

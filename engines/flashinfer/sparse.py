@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partialmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from warploom.dsl.types.formats import BlockSparse
+from warploom.dsl.types.limits import MAX_LENGTH
 from warploom.engines.flashinfer.declared import Declaration, Types
 from warploom.engines.flashinfer.facade import Facade, Step, workspace_device
 from warploom.engines.flashinfer.masks import Masks
@@ -20,8 +21,12 @@ from warploom.engines.flashinfer.refusals import (
 )
 from warploom.engines.flashinfer.tables import host
 from warploom.engines.flashinfer.variants import Shaping
+from warploom.engines.flashinfer.words import Words, in_words_of_its_class
 from warploom.errors import ArgumentError, WrongShape
+from warploom.runtime.declaring.declare import checked_count, checked_number
 from warploom.runtime.tensors.tensors import as_torch
+
+__all__ = ["BlockSparseAttentionWrapper", "convert_bsr_mask_layout"]
 
 _POSITIONS = (
     "positions there count the blocks that a row of blocks has, not the matrix's columns",
@@ -42,10 +47,20 @@ class BlockSparseAttentionWrapper(Facade):
         UnsupportedByEngine: a back end that means something else.
     """
 
+    words: ClassVar[Words] = {
+        "kv_indptr": "indptr",
+        "kv_indices": "indices",
+        "kv_lens": "N",
+        "qo_indptr[-1]": "M",
+        "kv": "k and v",
+        "packed_mask": "packed_mask",
+    }
+
     def __init__(self, float_workspace_buffer: Any, backend: str = "auto") -> None:
         checked_backend(backend)
         super().__init__(workspace_device(float_workspace_buffer), "NHD")
 
+    @in_words_of_its_class
     def plan(
         self,
         indptr: Any,
@@ -104,6 +119,10 @@ class BlockSparseAttentionWrapper(Facade):
             refuse("causal=True over blocks", *_POSITIONS)
         if checked_encoding(pos_encoding_mode) != "NONE":
             refuse(f"pos_encoding_mode={pos_encoding_mode!r} over blocks", *_POSITIONS)
+        for name, given in (("M", M), ("N", N)):
+            checked_number(name, given)
+        for name, given in (("R", R), ("C", C)):
+            checked_count(name, given, MAX_LENGTH)
         if indptr is None or indices is None:
             raise ArgumentError(name="indptr and indices", reason="are needed: they say the blocks")
         shaping = Shaping(logits_soft_cap=logits_soft_cap, is_masked=is_masked)
@@ -122,6 +141,7 @@ class BlockSparseAttentionWrapper(Facade):
 
     begin_forward = plan
 
+    @in_words_of_its_class
     def run(
         self,
         q: Any,
@@ -159,6 +179,7 @@ class BlockSparseAttentionWrapper(Facade):
 
     run_return_lse = partialmethod(run, return_lse=True)
 
+    @in_words_of_its_class
     def forward(
         self,
         q: Any,
@@ -183,6 +204,26 @@ class BlockSparseAttentionWrapper(Facade):
             refuse(f"pos_encoding_mode={pos_encoding_mode!r} over blocks", *_POSITIONS)
         self._reshape(sm_scale, logits_soft_cap=logits_soft_cap)
         return self.run(q, k, v, scale_q, scale_k, scale_v)
+
+
+def convert_bsr_mask_layout(mask: Any, indptr: Any) -> torch.Tensor:
+    """Flags of blocks in the order in which masks of bits have them: row by row.
+
+    Args:
+        mask: bools [blocks, R, C], block after block.
+        indptr: [rows of blocks + 1] integers, where the blocks of each row of blocks begin.
+
+    Returns:
+        [blocks R C]; each row of blocks has its R rows over all of its blocks.
+
+    Raises:
+        WrongShape: another number of axes, or of blocks than indptr says.
+    """
+    blocks, counts = as_torch(mask, "mask"), np.diff(host(indptr)).tolist()
+    if blocks.dim() != 3 or len(blocks) != sum(counts):
+        expected = f"[{sum(counts)}, R, C], as indptr has blocks"
+        raise WrongShape(name="mask", got=tuple(blocks.shape), expected=expected)
+    return torch.cat([one.transpose(0, 1).reshape(-1) for one in torch.split(blocks, counts)])
 
 
 def _dense(

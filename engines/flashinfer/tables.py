@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from warploom.errors import ArgumentError, BadLength
+from warploom.dsl.types.formats import Paged
+from warploom.errors import ArgumentError, BadLength, WrongShape
+from warploom.runtime.formats import make_batch
 from warploom.runtime.tensors.tensors import as_torch
 
 _Array = np.ndarray[Any, Any]
@@ -33,8 +35,14 @@ def page_lists(indptr: Any, indices: Any, last_page_len: Any, device: torch.devi
         last_page_len: int32 [requests]; without meaning for a request without pages.
         device: where tables of int32 stay, if they lie there, since it plans; their `indptr` must
             begin with 0. None: the host plans, and gets copies.
+
+    Raises:
+        WrongShape: of other than one dimension.
     """
-    tables = _tensor(indptr, "indptr"), _tensor(last_page_len, "last_page_len")
+    tables = as_tensor(indptr, "kv_indptr"), as_tensor(last_page_len, "last_page_len")
+    for name, x in zip(("kv_indptr", "last_page_len"), tables, strict=True):
+        if x.dim() != 1:
+            raise WrongShape(name=name, got=tuple(x.shape), expected="one dimension")
     if device is not None and all(_stays(x, device) for x in (*tables, indices)):
         return Pages(tables[0], indices, tables[1])
     begin, last_host = (host(x) for x in tables)
@@ -48,13 +56,14 @@ def _stays(x: Any, device: torch.device) -> bool:
     return on_it and device.type == "cuda" and x.dtype == torch.int32
 
 
-def _tensor(x: Any, name: str) -> torch.Tensor:
+def as_tensor(x: Any, name: str) -> torch.Tensor:
+    """A list becomes a tensor, too."""
     return torch.tensor(x) if isinstance(x, (list, tuple, range)) else as_torch(x, name)
 
 
 def host(x: Any) -> _Array:
     """An array of the host, which waits for a device; int64 becomes int32."""
-    found = _tensor(x, "index array").cpu().numpy()
+    found = as_tensor(x, "index array").cpu().numpy()
     return found.astype(np.int32) if found.dtype == np.int64 else found
 
 
@@ -85,10 +94,21 @@ def lists_of_lengths(indptr: Any, indices: Any, kv_lens: Any, page_size: int) ->
     new = np.concatenate(([0], np.cumsum(used))).astype(np.int32)
     if begin[0] or not np.array_equal(new, begin):
         taken = np.arange(new[-1]) + np.repeat(begin[:-1] - new[:-1], used)
-        pages = _tensor(indices, "kv_indices")
+        pages = as_tensor(indices, "kv_indices")
         indices = pages[torch.as_tensor(taken, device=pages.device)]
     last = np.where(lens > 0, (lens - 1) % page_size + 1, 0).astype(np.int32)
     return Pages(new, indices, last)
+
+
+def check_lists(rows: Any, pages: Pages, page_size: int) -> None:
+    """Check lists that are a part of a batch, whose own index errors would name.
+
+    Pages on a device are not looked at. Raises what `AttentionWrapper.plan` does.
+    """
+    indices = as_tensor(pages.kv_indices, "kv_indices")
+    if indices.device.type != "cpu":
+        indices = torch.zeros(1, dtype=torch.int32).expand(indices.shape)
+    make_batch(Paged(page_size), rows, pages.kv_indptr, indices, pages.last_page_len)
 
 
 def lengths_of(pages: Pages, page_size: int) -> _Array:
@@ -103,7 +123,7 @@ def check_seq_lens(seq_lens: Any, pages: Pages, page_size: int) -> None:
     Raises:
         BadLength: they differ.
     """
-    told = None if seq_lens is None else _tensor(seq_lens, "seq_lens")
+    told = None if seq_lens is None else as_tensor(seq_lens, "seq_lens")
     if told is None or told.device.type != "cpu" or isinstance(pages.kv_indptr, torch.Tensor):
         return
     lens, given = lengths_of(pages, page_size), host(told).ravel()
@@ -119,7 +139,8 @@ def unpacked(cache: Any, kv_layout: str) -> Any:
     """A cache as `AttentionWrapper.run` takes it: pages of one token may lack their axis."""
     at = -3 if kv_layout == "NHD" else -2
     if isinstance(cache, (tuple, list)):
-        return tuple(x.unsqueeze(at) if x.dim() == 3 else x for x in cache)
+        flat = [isinstance(x, torch.Tensor) and x.dim() == 3 for x in cache]
+        return tuple(x.unsqueeze(at) if one else x for x, one in zip(cache, flat, strict=True))
     if isinstance(cache, torch.Tensor) and cache.dim() == 4:
         return cache.unsqueeze(at)
     return cache

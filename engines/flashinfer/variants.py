@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isfinite
+from numbers import Real
 from typing import Any
 
 from warploom.dsl.library.alibi import alibi_slope
@@ -15,8 +17,10 @@ from warploom.dsl.library.rope import Rope
 from warploom.dsl.library.rope_scaling import LinearScaling
 from warploom.dsl.library.sliding_window import SlidingWindow
 from warploom.dsl.library.soft_cap import SoftCap
+from warploom.dsl.values.functions import where
 from warploom.dsl.values.position import Position
 from warploom.dsl.values.symbols import Value
+from warploom.dsl.variants.fields import Scalar
 from warploom.dsl.variants.variant import Variant
 from warploom.engines.flashinfer.refusals import checked_encoding
 from warploom.engines.layers import chained
@@ -34,6 +38,21 @@ class AlibiFromFirstRow(Variant):
         return logits + alibi_slope(at.q_head, at.num_q_heads) * (at.kv_pos - at.q_idx)
 
 
+class DecodeScale(KVScale):
+    """`KVScale` of the requests from one on alone: of a batch of prefills and decodes, the latter.
+
+    Values come at run time: `k_scale` and `v_scale`, and `first_decode`, a number of requests.
+    """
+
+    first_decode = Scalar("int32")
+
+    def logits_transform(self, logits: Value, at: Position) -> Value:
+        return logits * where(at.batch >= self.first_decode, self.k_scale, 1.0)
+
+    def output_transform(self, o: Value, at: Position) -> Value:
+        return o * where(at.batch >= self.first_decode, self.v_scale, 1.0)
+
+
 @dataclass(frozen=True)
 class Scores:
     """Which functors a kernel has; their numbers are values of `Shaping`, and make no new kernel.
@@ -44,6 +63,7 @@ class Scores:
         is_masked: bits say what is hidden, in place of causality.
         has_cap: logits are pressed into a band.
         has_scales: of q.k and of values.
+        scales_decodes: they are those of `DecodeScale`.
         has_sinks: a logit for each head without a value.
     """
 
@@ -54,6 +74,7 @@ class Scores:
     has_cap: bool = False
     has_scales: bool = False
     has_sinks: bool = False
+    scales_decodes: bool = False
 
     @property
     def variant(self) -> Variant:
@@ -74,7 +95,7 @@ class Shaping:
         is_masked: there are bits.
 
     Raises:
-        ArgumentError: another encoding, or a window that is no int.
+        ArgumentError: another encoding, a window that is no int, or a cap that is no number.
     """
 
     causal: bool = False
@@ -90,6 +111,10 @@ class Shaping:
         if isinstance(self.window_left, bool) or not hasattr(self.window_left, "__index__"):
             reason = f"is {self.window_left!r}; expected an int, -1 for no window"
             raise ArgumentError(name="window_left", reason=reason)
+        cap = self.logits_soft_cap
+        if cap is not None and not (isinstance(cap, Real) and isfinite(cap)):
+            reason = f"is {cap!r}; expected a finite number, None or 0 for no cap"
+            raise ArgumentError(name="logits_soft_cap", reason=reason)
 
     @property
     def _cap(self) -> float:
@@ -125,7 +150,7 @@ def _variant(scores: Scores) -> Variant:
     if scores.encoding == "ROPE_LLAMA":
         parts.append(Rope(scaling=LinearScaling(1.0)))
     if scores.has_scales:
-        parts.append(KVScale())
+        parts.append(DecodeScale() if scores.scales_decodes else KVScale())
     if scores.encoding == "ALIBI":
         parts.append(AlibiFromFirstRow())
     if scores.has_cap:

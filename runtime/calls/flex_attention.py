@@ -12,6 +12,8 @@ from warploom.dsl.variants.capture import writes
 from warploom.dsl.variants.fingerprint import fingerprint
 from warploom.dsl.variants.flex import flex
 from warploom.dsl.variants.variant import Variant
+from warploom.error_base import WarploomError
+from warploom.error_words import renamed
 from warploom.errors import ArgumentError
 from warploom.runtime.calls.attention import attention
 from warploom.runtime.inputs.aux_outputs import AuxRequest
@@ -21,6 +23,15 @@ from warploom.runtime.inputs.aux_outputs import AuxRequest
 _VARIANTS = "_warploom_flex"
 _MOST_VARIANTS = 16  # of one block mask, with as many score_mods
 _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+
+# what `attention` calls its arguments -> what torch's function calls them, alone and in texts
+_NAMES = {"q": "query", "k": "key", "v": "value"}
+_TEXTS = {
+    **{f"as {mine}": f"as {theirs}" for mine, theirs in _NAMES.items()},
+    **{"k's": "key's", "q and k": "query and key", "if v is": "if value is"},
+    **{"sm_scale": "scale", "head_dim_v": "value's head_dim"},
+    "4 dimensions, HND": "[batch, heads, tokens, dim]",
+}
 
 
 @dataclass(frozen=True)
@@ -115,10 +126,17 @@ def flex_attention(
     if not enable_gqa and len(set(heads)) > 1:
         reason = f"has {heads[1]} heads and query {heads[0]}; say enable_gqa=True"
         raise ArgumentError(name="key", reason=reason)
-    return attention(
-        query, key, value, variant=_variant(score_mod, block_mask), sm_scale=scale,
-        return_lse=return_lse, return_aux=return_aux, layout="HND",
-    )  # fmt: skip
+    variant = _variant(score_mod, block_mask)
+    try:
+        return attention(
+            query, key, value, variant=variant, sm_scale=scale, return_lse=return_lse,
+            return_aux=return_aux, layout="HND",
+        )  # fmt: skip
+    except WarploomError as error:
+        told = renamed(error, _TEXTS, _NAMES)  # captured tensors have none of these names
+        if told is None:
+            raise
+        raise told from error
 
 
 def _variant(score_mod: Callable[..., Any] | None, block_mask: Any) -> Variant | None:

@@ -182,7 +182,7 @@ class Workspace:
 
 def _checked(memory: torch.Tensor, device: torch.device) -> torch.Tensor:
     if memory.device != device:
-        raise WrongDevice(name="workspace", got=str(memory.device), expected=str(device))
+        raise WrongDevice.of_written(name="workspace", got=str(memory.device), expected=str(device))
     if memory.dtype != torch.uint8:
         raise WrongDType(name="workspace", got=str(memory.dtype), expected="torch.uint8")
     strides = memory.stride()

@@ -169,6 +169,8 @@ def _checked_key_value(
         wanted = [shown.get(axis, axis) + sizes[axis] for axis in axes]
         swapped = tuple({"token": "head", "head": "token"}.get(axis, axis) for axis in axes)
         hint = other_layout(geometry) if _fits(tensor, swapped, exact, least) else ""
+        if geometry.format.joins_kv:
+            hint = f"; a page has page_size={exact['token']} tokens{hint}"
         raise WrongShape(
             name=name, got=tuple(tensor.shape), expected=f"[{', '.join(wanted)}]{hint}"
         )
@@ -209,7 +211,8 @@ def check_lse(
 ) -> tuple[int, ...]:
     """Check the caller's tensor for one number per row; returns its (batch, row, head) strides."""
     if lse.device != geometry.device:
-        raise WrongDevice(name=name, got=str(lse.device), expected=str(geometry.device))
+        found = {"name": name, "got": str(lse.device), "expected": str(geometry.device)}
+        raise WrongDevice.of_written(**found)
     if lse.dtype != torch.float32:
         raise WrongDType(
             name=name,
@@ -281,7 +284,11 @@ def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
 def check_type(tensor: torch.Tensor, name: str, geometry: Geometry, dtype: torch.dtype) -> None:
     """Check device and type of q, k, v or out."""
     if tensor.device != geometry.device:
-        raise WrongDevice(name=name, got=str(tensor.device), expected=str(geometry.device))
+        found = {"name": name, "got": str(tensor.device), "expected": str(geometry.device)}
+        if name == "out":
+            raise WrongDevice.of_written(**found)
+        whose = ", which the wrapper was made for" if geometry.is_declared else ", as q"
+        raise WrongDevice(whose=whose, **found)
     if tensor.dtype != dtype:
         raise WrongDType(
             name=name,

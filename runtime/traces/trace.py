@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from warploom.errors import ArgumentError
 from warploom.runtime.calls.pictures import picture_path
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 EVENTS = ".json"  # the ending of a trace for Perfetto
+
+
+class Facade(Protocol):
+    """What has a wrapper behind it, that of its last run."""
+
+    @property
+    def wrapper(self) -> AttentionWrapper | None: ...
 
 
 class Trace(RunTimes):
@@ -74,7 +81,7 @@ class Trace(RunTimes):
         return target
 
 
-def trace(wrapper: AttentionWrapper, *paths: str | Path) -> Trace:
+def trace(wrapper: AttentionWrapper | Facade, *paths: str | Path) -> Trace:
     """When each work item of a wrapper's last run was computed, and on which multiprocessor.
 
     Kernels tell it if `WARPLOOM_TRACE=1` is set when the wrapper is made; they are slower for that.
@@ -85,7 +92,8 @@ def trace(wrapper: AttentionWrapper, *paths: str | Path) -> Trace:
     nor are launches and the merges of rows at the end of a composed plan.
 
     Args:
-        wrapper: of a compiled back end.
+        wrapper: of a compiled back end; or one of `warploom.engines.flashinfer`, whose `.wrapper`
+            is taken.
         *paths: files to write at once, as by `Trace.save`.
 
     Returns:
@@ -103,9 +111,12 @@ def trace(wrapper: AttentionWrapper, *paths: str | Path) -> Trace:
     """
     for path in paths:
         _checked_path(path)
-    if not isinstance(wrapper, AttentionWrapper):
+    made = getattr(wrapper, "wrapper", wrapper)
+    if not isinstance(made, AttentionWrapper):
         reason = f"is {wrapper!r}; expected an AttentionWrapper that has planned and run"
-        raise ArgumentError(name="wrapper", reason=reason)
+        what = "" if made is wrapper else f"; its .wrapper is {made!r}, as before a run"
+        raise ArgumentError(name="wrapper", reason=reason + what)
+    wrapper = made
     plan, stamps = wrapper.stamps()
     assert wrapper.planned is not None  # else there were no stamps
     source = wrapper.planned.kernel.source

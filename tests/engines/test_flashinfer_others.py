@@ -148,9 +148,13 @@ def test_sinks_by_position() -> None:
 
 
 @FEW
-@given(LENGTHS, st.lists(st.integers(0, 23), max_size=3), st.booleans(), st.booleans())
+@given(
+    LENGTHS, st.lists(st.integers(0, 23), max_size=3), st.booleans(), st.booleans(),
+    st.sampled_from([{}, {"q_scale": 1.5, "k_scale": 0.5}, {"v_scale": 2.0}]),
+    st.sampled_from(["NONE", "ROPE_LLAMA", "ALIBI"]),
+)  # fmt: skip
 def test_prefills_and_decodes_of_one_cache(
-    lengths: Any, decodes: list[int], causal: bool, is_masked: bool
+    lengths: Any, decodes: list[int], causal: bool, is_masked: bool, scales: Any, encoding: str
 ) -> None:
     batch = Batch.of([*lengths, *((1, keys) for keys in decodes)])
     count, rows = len(lengths), int(batch.qo_indptr[len(lengths)])
@@ -158,19 +162,39 @@ def test_prefills_and_decodes_of_one_cache(
     wrapper.plan(
         batch.qo_indptr[: count + 1], batch.indptr[: count + 1], batch.indices,
         batch.last_page_len[:count], batch.qo_indptr[count:] - rows, batch.indptr[count:],
-        batch.indices, batch.last_page_len[count:], 4, 2, 32, 4, window_left=7, **F32,
+        batch.indices, batch.last_page_len[count:], 4, 2, 32, 4, encoding,
+        window_left=7, **F32,
     )  # fmt: skip
-    asked = Asked(causal=causal, window=7)
+    asked = Asked(causal=causal, window=7, encoding=encoding)
+    factor = scales.get("q_scale", 1.0) * scales.get("k_scale", 1.0)
+    scaled = replace(asked, causal=False, factor=factor, v_scale=scales.get("v_scale", 1.0))
     for masked in (False, is_masked, False):
         masks = [torch.rand(one) < 0.7 for one in lengths]
         custom = torch.cat([one.flatten() for one in masks]) if masked else None
         got = wrapper.run(
             batch.q[:rows], batch.cache, batch.q[rows:], batch.cache, custom, causal_p=causal,
-            return_lse=True,
+            return_lse=True, **scales,
         )  # fmt: skip
         each = [replace(asked, mask=one) if masked else asked for one in masks]
-        each += [replace(asked, causal=False)] * len(decodes)
+        each += [scaled] * len(decodes)
         assert_close([torch.cat(x) for x in got], batch.expected(each))
+
+
+def test_scales_hold_for_the_decodes_of_each_plan() -> None:
+    wrapper = flashinfer.BatchPODWithPagedKVCacheWrapper(WORKSPACE)
+    for prefills in (1, 2):
+        batch = Batch.of([(2, 9), (1, 6), (1, 4)], seed=prefills)
+        rows, lists = prefills + 1, (batch.indptr, batch.indices, batch.last_page_len)
+        wrapper.plan(
+            batch.qo_indptr[: prefills + 1], lists[0][: prefills + 1], lists[1],
+            lists[2][:prefills], batch.qo_indptr[prefills:] - rows, lists[0][prefills:], lists[1],
+            lists[2][prefills:], 4, 2, 32, 4, **F32,
+        )  # fmt: skip
+        q = batch.q.split([rows, 4 - rows])
+        got = wrapper.run(q[0], batch.cache, q[1], batch.cache, k_scale=0.5, v_scale=2.0,
+            return_lse=True)  # fmt: skip
+        asked = [Asked()] * prefills + [Asked(factor=0.5, v_scale=2.0)] * (3 - prefills)
+        assert_close([torch.cat(x) for x in got], batch.expected(asked))
 
 
 def test_prefills_and_decodes_of_two_caches_are_refused() -> None:
@@ -188,8 +212,8 @@ def test_prefills_and_decodes_of_two_caches_are_refused() -> None:
         wrapper.run(batch.q[:3], batch.cache, batch.q[3:], batch.cache)
     with pytest.raises(UnsupportedByEngine, match="several rows"):
         wrapper.run(batch.q[:2], batch.cache, batch.q[2:], batch.cache, causal_p=True)
-    with pytest.raises(UnsupportedByEngine, match="k_scale of POD"):
-        wrapper.run(batch.q[:2], batch.cache, batch.q[2:], batch.cache, k_scale=0.5)
+    with pytest.raises(ArgumentError, match=r"^k_scale: -0\.5 is not above 0"):
+        wrapper.run(batch.q[:2], batch.cache, batch.q[2:], batch.cache, k_scale=-0.5)
     apart = wrapper.run(batch.q[:2].clone(), batch.cache, batch.q[2:], batch.cache)
     together = wrapper.run(batch.q[:2], batch.cache, batch.q[2:], batch.cache)
     assert all(torch.equal(a, b) for a, b in zip(apart, together, strict=True))
@@ -258,8 +282,10 @@ def test_levels_that_are_refused() -> None:
         plan((0, 3))
     with pytest.raises(ArgumentError, match="share full pages only"):
         plan(last=(3,))
-    with pytest.raises(UnsupportedByEngine, match="count anew in each level"):
-        plan(window_left=3)
+    for name, value in (("window_left", 3), ("pos_encoding_mode", "ALIBI")):
+        told = rf"serve {name}={value!r} of a cascade .* count anew .*Composed\(page_size\)"
+        with pytest.raises(UnsupportedByEngine, match=told):
+            plan(**{name: value})
     with pytest.raises(ArgumentError, match="fewer keys than rows"):
         wrapper.plan(
             ([0, 5], [0, 5]), ([0, 1], [0, 1]), ([0], [1]), ([4], [4]), 4, 2, 32, 4, True, **F32

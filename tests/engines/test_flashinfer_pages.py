@@ -13,6 +13,7 @@ from support.flashinfer_reference import Asked, Batch, assert_close, attend
 
 from warploom.engines import flashinfer as calls
 from warploom.errors import ArgumentError, BadLength, IndexOutOfRange, WrongShape
+from warploom.runtime.strategies.host_strategy import HostStrategy
 
 flashinfer: Any = calls  # whose callers unpack lists of tables
 FEW = settings(max_examples=30, deadline=None)
@@ -162,3 +163,41 @@ def test_appends_say_what_does_not_fit() -> None:
     far = torch.tensor([0, 0, 2]).int()
     with pytest.raises(IndexOutOfRange, match=r"batch_indices\[2\] is 2"):
         flashinfer.append_paged_kv_cache(k, k, far, lists[1], cache, *lists[2:])
+
+
+@pytest.mark.parametrize("last", [-(2**31), -7, 0, 3, 999, 2**31 - 1])
+@pytest.mark.parametrize("by_numpy", [False, True])
+def test_last_pages_of_requests_without_any_are_not_looked_at(
+    last: int, by_numpy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_numpy:
+        monkeypatch.setattr(HostStrategy, "read", lambda *_: None)
+        monkeypatch.setattr(HostStrategy, "plan", lambda *_: None)
+    batch = Batch.of([(1, 9), (1, 0), (1, 5), (1, 0)])
+    lengths = batch.last_page_len.clone()
+    lengths[[1, 3]] = last
+    workspace, sizes = torch.empty(1, dtype=torch.uint8), (4, 2, 32, 4)
+    tables = batch.indptr, batch.indices, lengths
+    decode: Any = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace)
+    decode.plan(*tables, *sizes, q_data_type="float32", seq_lens=torch.tensor([9, 0, 5, 0]))
+    expected = batch.expected(Asked())
+    assert_close(decode.run(batch.q, batch.cache, return_lse=True), expected)
+    assert (decode.wrapper.planned.by == "NumPy") == by_numpy
+    prefill: Any = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace)
+    mask = torch.ones(14, dtype=torch.bool)
+    prefill.plan(batch.qo_indptr, *tables, *sizes, custom_mask=mask, q_data_type="float32")
+    assert_close(prefill.run(batch.q, batch.cache, return_lse=True), expected)
+    pod: Any = flashinfer.BatchPODWithPagedKVCacheWrapper(workspace)
+    halves = [
+        (rows - rows[0], indptr, batch.indices, ends)
+        for rows, indptr, ends in (
+            (batch.qo_indptr[:3], batch.indptr[:3], lengths[:2]),
+            (batch.qo_indptr[2:], batch.indptr[2:], lengths[2:]),
+        )
+    ]
+    pod.plan(*halves[0], *halves[1], *sizes, q_data_type="float32")
+    got = pod.run(batch.q[:2], batch.cache, batch.q[2:], batch.cache)
+    assert_close([torch.cat(got)], expected[:1])
+    levels: Any = flashinfer.MultiLevelCascadeAttentionWrapper(1, workspace)
+    levels.plan([batch.qo_indptr], *([x] for x in tables), *sizes, q_data_type="float32")
+    assert_close([levels.run(batch.q, batch.cache)], expected[:1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -70,6 +71,53 @@ def test_a_captured_decode_replays_later_plans(on_device: bool, cuda: Any) -> No
             close(got, batch, one)
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_captured_decode_replays_fast_plans(page_size: int, cuda: Any) -> None:
+    """As SGLang plans: the first time on the device, then from an indptr of the host."""
+    heads, lanes = SIZES[:2], SIZES[2]
+    batches = [
+        Batch.of([(1, n) for n in keys], heads=heads, lanes=lanes, page_size=page_size, seed=seed,
+            kv_dtype=torch.bfloat16)
+        for seed, keys in enumerate(((90, 300, 17), (1, 700, 0)))
+    ]  # fmt: skip
+    q = torch.zeros(3, 8, 64, dtype=torch.bfloat16, device=cuda)
+    lists = [torch.zeros(n, dtype=torch.int32, device=cuda) for n in (4, 800, 3)]
+    wrapper = flashinfer.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(
+        torch.empty(1, dtype=torch.uint8, device=cuda), *lists
+    )
+
+    def fill(batch: Batch) -> None:
+        """Lists of the engine's own, on the device."""
+        tables = batch.indptr, batch.indices, batch.last_page_len
+        for mine, given in zip(lists, tables, strict=True):
+            mine[: len(given)].copy_(given)
+        q.copy_(batch.q)
+
+    cache = tuple(torch.zeros(800, page_size, 2, 64, dtype=torch.bfloat16, device=cuda)
+        for _ in range(2))  # fmt: skip
+    sizes = (*heads, lanes, page_size)
+    fill(batches[0])
+    wrapper.begin_forward(*lists, *sizes, **TYPES)
+    wrapper.run(q, cache)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = wrapper.run_return_lse(q, cache)
+    wrapper.begin_forward = partial(flashinfer.decode.fast_decode_plan, wrapper)
+    for batch in (*reversed(batches), batches[1]):
+        fill(batch)
+        for half, stored in zip(cache, batch.cache, strict=True):
+            half[: len(stored)].copy_(stored)
+        torch.cuda.set_sync_debug_mode("error" if page_size == 1 else "default")
+        try:
+            wrapper.begin_forward(
+                *lists, *sizes, **TYPES, non_blocking=True, global_override_indptr_cpu=batch.indptr
+            )
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        graph.replay()
+        close(results, batch, Asked())
+
+
 def test_a_use_that_no_run_had_before_is_not_captured(cuda: Any) -> None:
     batch = batch_of([(1, 20), (1, 9)])
     workspace = torch.empty(1, dtype=torch.uint8, device=cuda)
@@ -121,3 +169,6 @@ def test_prefills_and_decodes_of_one_cache(cuda: Any) -> None:
     wrapper.plan(*(x.to(cuda) for x in halves), *SIZES, **TYPES)
     got = wrapper.run(q[:200], cache, q[200:], cache, causal_p=True, return_lse=True)
     close([torch.cat(x) for x in got], batch, Asked(causal=True))
+    got = wrapper.run(q[:200], cache, q[200:], cache, None, None, True, None, 0.5, 2.0, True)
+    decodes = [Asked(factor=0.5, v_scale=2.0)] * 2
+    close([torch.cat(x) for x in got], batch, [Asked(causal=True), *decodes])

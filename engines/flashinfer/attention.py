@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from functools import partialmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from warploom.dsl.types.formats import Paged
-from warploom.engines.flashinfer.declared import Declaration, Types
+from warploom.engines.flashinfer.declared import Declaration, Types, paged_format
 from warploom.engines.flashinfer.facade import Facade, RunScales, Step
 from warploom.engines.flashinfer.paged_prefill import BatchPrefillWithPagedKVCacheWrapper
 from warploom.engines.flashinfer.refusals import refuse_given
 from warploom.engines.flashinfer.tables import lists_of_lengths, unpacked
 from warploom.engines.flashinfer.variants import Shaping
+from warploom.engines.flashinfer.words import Words, in_words_of_its_class
 from warploom.errors import ArgumentError
+
+__all__ = ["BatchAttention", "BatchAttentionWithAttentionSinkWrapper"]
 
 
 class BatchAttention(Facade):
@@ -28,9 +30,16 @@ class BatchAttention(Facade):
         ArgumentError: another layout.
     """
 
+    words: ClassVar[Words] = {
+        "last_page_len": "kv_len_arr",
+        "head_dim": "head_dim_qk",
+        "kv": "kv_cache",
+    }
+
     def __init__(self, kv_layout: str = "NHD", device: Any = "cuda") -> None:
         super().__init__(torch.device(device), kv_layout)
 
+    @in_words_of_its_class
     def plan(
         self,
         qo_indptr: Any,
@@ -71,12 +80,13 @@ class BatchAttention(Facade):
         refuse_given(use_profiler=use_profiler)
         shaping = Shaping(causal, logits_soft_cap=logits_soft_cap)
         declaration = Declaration(
-            shaping.scores, Paged(page_size, layout=self.kv_layout), num_qo_heads, num_kv_heads,
+            shaping.scores, paged_format(page_size, self.kv_layout), num_qo_heads, num_kv_heads,
             head_dim_qk, head_dim_vo, Types.of(q_data_type, kv_data_type), sm_scale,
         )  # fmt: skip
         pages = lists_of_lengths(kv_indptr, kv_indices, kv_len_arr, page_size)
         self._plan(Step(declaration, shaping, (qo_indptr, *pages)))
 
+    @in_words_of_its_class
     def run(
         self,
         q: Any,
@@ -163,6 +173,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
             backend,
         )  # fmt: skip
 
+    @in_words_of_its_class
     def run(self, q: Any, paged_kv_cache: Any, *args: Any, **named: Any) -> Any:
         """Attention of the planned batch, as of the base class.
 

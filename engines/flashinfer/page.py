@@ -6,11 +6,22 @@ from typing import Any
 
 import torch
 
+from warploom.dsl.types.formats import Paged
 from warploom.engines.flashinfer.refusals import checked_layout
 from warploom.engines.flashinfer.tables import unpacked
-from warploom.errors import BadLength, IndexOutOfRange, WrongShape
+from warploom.engines.flashinfer.words import in_words
+from warploom.errors import BadLength, IndexOutOfRange, WrongDType, WrongShape
+from warploom.runtime.inputs.args import KV, checked_kv, key_value
 from warploom.runtime.tensors.tensors import as_torch
 from warploom.runtime.wrappers.append import append
+
+__all__ = ["append_paged_kv_cache", "get_batch_indices_positions", "get_seq_lens"]
+
+_WORDS = {
+    **{"k": "append_key", "v": "append_value", "dtype": "the type of append_key"},
+    **dict.fromkeys(("kv", "k cache", "v cache"), "paged_kv_cache"),
+    "kv_dtype": "the type of paged_kv_cache",
+}
 
 
 def get_seq_lens(kv_indptr: Any, kv_last_page_len: Any, page_size: int) -> torch.Tensor:
@@ -69,6 +80,7 @@ def _written(name: str, target: torch.Tensor | None, made: torch.Tensor) -> torc
     return target.copy_(made)
 
 
+@in_words(**_WORDS)
 def append_paged_kv_cache(
     append_key: Any, append_value: Any, batch_indices: Any, positions: Any, paged_kv_cache: Any,
     kv_indices: Any, kv_indptr: Any, kv_last_page_len: Any, kv_layout: str = "NHD",
@@ -97,19 +109,18 @@ def append_paged_kv_cache(
         BadLength: on the host, a position beyond the pages of its request.
         What `warploom.append` raises; on the host that includes pages beyond the cache.
     """
-    cache = unpacked(paged_kv_cache, checked_layout(kv_layout))
-    k_cache = cache[0] if isinstance(cache, (tuple, list)) else cache[:, 0]
-    page_size = k_cache.shape[1 if kv_layout == "NHD" else 2]
-    k, v = (_widened(as_torch(x, "k or v")) for x in (append_key, append_value))
+    cache, page_size, heads, lanes = _checked_cache(paged_kv_cache, kv_layout)
+    given = ("append_key", append_key), ("append_value", append_value)
+    k, v = (_widened(as_torch(x, name)) for name, x in given)
     there = k.device
     request, position, pages, begin = (
-        as_torch(x, name).to(there)
+        _index(x, name).to(there)
         for name, x in (
             ("batch_indices", batch_indices), ("positions", positions),
             ("kv_indices", kv_indices), ("kv_indptr", kv_indptr),
         )
     )  # fmt: skip
-    _check_shapes(k, v, request, position, k_cache.shape[2 if kv_layout == "NHD" else 1], kv_layout)
+    _check_shapes((k, v), request, position, heads, lanes, kv_layout)
     is_token = request >= 0
     if there.type == "cpu" and not bool(is_token.all()):
         k, v, request, position = (x[is_token] for x in (k, v, request, position))
@@ -127,19 +138,31 @@ def append_paged_kv_cache(
     entry = entry.clamp(max=len(pages) - 1)
     page = torch.where(is_token, pages[entry], -1).int()  # -1: nothing is written
     each = torch.arange(len(k) + 1, dtype=torch.int32, device=there)
-    last = (position % page_size + 1).int()
-    append(k, v, cache, each, each, page, last, layout=checked_layout(kv_layout))
+    filled = (position % page_size + 1).int()
+    append(k, v, cache, each, each, page, filled, layout=checked_layout(kv_layout))
+
+
+def _checked_cache(cache: Any, kv_layout: str) -> tuple[KV, int, int, tuple[int, int]]:
+    """The cache, and its page size, heads, and lanes of keys and values."""
+    token, head = (1, 2) if checked_layout(kv_layout) == "NHD" else (2, 1)
+    kv = checked_kv(unpacked(cache, kv_layout), Paged(1), shared=True)
+    for x in (halves := key_value(kv)):
+        if x.dim() != 4:
+            expected = "four axes, of pages, tokens and heads in the order of kv_layout, and lanes"
+            raise WrongShape(name="paged_kv_cache", got=tuple(x.shape), expected=expected)
+    shape = halves[0].shape
+    return kv, shape[token], shape[head], (shape[3], halves[1].shape[3])
 
 
 def _check_shapes(
-    k: torch.Tensor, v: torch.Tensor, request: torch.Tensor, position: torch.Tensor, heads: int,
-    kv_layout: str,
+    rows: tuple[torch.Tensor, torch.Tensor], request: torch.Tensor, position: torch.Tensor,
+    heads: int, lanes: tuple[int, int], kv_layout: str,
 ) -> None:  # fmt: skip
     """Raises WrongShape for tensors that do not fit each other, or the cache in that layout."""
     tokens = request.shape[0]
-    for name, x in (("append_key", k), ("append_value", v)):
-        if x.dim() != 3 or x.shape[0] != tokens or x.shape[1] != heads:
-            expected = f"[tokens={tokens}, heads={heads}, lanes], as batch_indices has them"
+    for name, x, dim in zip(("append_key", "append_value"), rows, lanes, strict=True):
+        if tuple(x.shape) != (tokens, heads, dim):
+            expected = f"[tokens={tokens}, heads={heads}, lanes={dim}], as batch_indices has them"
             place = f", and the cache in layout {kv_layout}"
             raise WrongShape(name=name, got=tuple(x.shape), expected=expected + place)
     if position.shape != request.shape:
@@ -153,6 +176,13 @@ def _check_places(position: torch.Tensor, entry: torch.Tensor, end: torch.Tensor
         at = int(wrong[0])
         expected = "a position in the pages of its request"
         raise BadLength(name="positions", index=at, value=int(position[at]), expected=expected)
+
+
+def _index(x: Any, name: str) -> torch.Tensor:
+    found = as_torch(x, name)
+    if found.is_floating_point() or found.dtype == torch.bool:
+        raise WrongDType(name=name, got=str(found.dtype), expected="torch.int32")
+    return found
 
 
 def _widened(x: torch.Tensor) -> torch.Tensor:
