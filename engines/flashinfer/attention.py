@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from warploom.engines.flashinfer.declared import Declaration, Types, paged_format
-from warploom.engines.flashinfer.facade import Facade, RunScales, Step
+from warploom.engines.flashinfer.facade import Facade, RunScales, Step, takes_a_new_batch
 from warploom.engines.flashinfer.paged_prefill import BatchPrefillWithPagedKVCacheWrapper
 from warploom.engines.flashinfer.refusals import refuse_given
 from warploom.engines.flashinfer.tables import lists_of_lengths, unpacked
@@ -40,6 +40,7 @@ class BatchAttention(Facade):
         super().__init__(torch.device(device), kv_layout)
 
     @in_words_of_its_class
+    @takes_a_new_batch
     def plan(
         self,
         qo_indptr: Any,

@@ -12,7 +12,7 @@ import numpy as np
 
 from warploom.dsl.types.formats import Composed
 from warploom.engines.flashinfer.declared import Declaration, Types, paged_format
-from warploom.engines.flashinfer.facade import Facade, Step, workspace_device
+from warploom.engines.flashinfer.facade import Facade, Step, takes_a_new_batch, workspace_device
 from warploom.engines.flashinfer.graphs import check_requests, check_room, check_sizes
 from warploom.engines.flashinfer.refusals import checked_encoding, refuse
 from warploom.engines.flashinfer.states import merge_state, merge_state_in_place, merge_states
@@ -110,6 +110,7 @@ class MultiLevelCascadeAttentionWrapper(Facade):
         super().reset_workspace_buffer(float_workspace_buffer)
 
     @in_words_of_its_class
+    @takes_a_new_batch
     def plan(
         self,
         qo_indptr_arr: Sequence[Any],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import isclose
+from numbers import Real
 from typing import Any
 
 import torch
@@ -101,6 +103,9 @@ class Declaration:
         for name in ("num_q_heads", "num_kv_heads", "head_dim", "head_dim_v"):
             if (given := getattr(self, name)) is not None:
                 checked_count(name, given)
+        scale = self.sm_scale
+        if isinstance(scale, Real) and isclose(scale, self.head_dim**-0.5, rel_tol=1e-12):
+            object.__setattr__(self, "sm_scale", None)  # the default is one with its own value
 
     def using(self, has_scales: bool, has_sinks: bool) -> Declaration:
         """With what a run is given and a plan is not told of."""

@@ -1,17 +1,19 @@
 """What FlashInfer's wrappers share: the wrappers of warploom behind them, and their plans.
 
-A kernel depends on what FlashInfer is told at `plan` and, of scales and sinks, at `run`. So a
-facade keeps a wrapper for each declaration that it meets, and plans those that runs ask for: at
-`plan` what runs of the batch before used (for CUDA graphs all that runs have used, as replays run
-none), others at their first run of a batch.
+A kernel depends on what FlashInfer is told at `plan` and, of scales and sinks, at `run`, and on
+what `forward` is given in place of the plan's. So a facade keeps a wrapper for each declaration
+that it meets, and plans those that runs ask for: at `plan` what runs of the batch before used (for
+CUDA graphs all that runs have used, as replays run none), others at their first run of a batch.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from functools import wraps
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -28,6 +30,8 @@ from warploom.scheduler.model.bounds import Bounds
 
 _MOST_WRAPPERS = 8  # of a facade without graphs: layers of a model differ in a few ways
 _LOG2_E = math.log2(math.e)
+
+Plan = TypeVar("Plan", bound=Callable[..., None])
 
 
 @dataclass
@@ -79,11 +83,32 @@ def _copied(given: Any) -> Any:
     return given if given is None else np.array(given)
 
 
+@dataclass(frozen=True)
+class Reshaped:
+    """What `forward` is given in place of what `plan` was given.
+
+    Attributes:
+        sm_scale: factor of q.k.
+        changes: arguments of `Shaping`, and their values.
+    """
+
+    sm_scale: float | None
+    changes: tuple[tuple[str, Any], ...]
+
+    def of(self, step: Step) -> Step:
+        """The batch of a step, with these."""
+        shaping = replace(step.shaping, **dict(self.changes))
+        scores, sm_scale = shaping.scores, self.sm_scale
+        declaration = replace(step.declaration, scores=scores, sm_scale=sm_scale)
+        return replace(step, declaration=declaration, shaping=shaping)
+
+
 class Use(NamedTuple):
-    """What a run is given that makes another kernel."""
+    """What a run is given that makes another kernel, or other numbers of a plan."""
 
     scales: bool = False
     sinks: bool = False
+    reshaped: Reshaped | None = None
 
 
 @dataclass(frozen=True)
@@ -131,6 +156,17 @@ def _number(name: str, given: Any) -> float:
     return float(given)
 
 
+def takes_a_new_batch(plan: Plan) -> Plan:
+    """Decorates `plan` of a facade: it forgets the batch before, since it may refuse its own."""
+
+    @wraps(plan)
+    def anew(self: Facade, *args: Any, **named: Any) -> None:
+        self._forget()
+        plan(self, *args, **named)
+
+    return cast(Plan, anew)
+
+
 class Facade:
     """Base of FlashInfer's wrappers.
 
@@ -160,10 +196,13 @@ class Facade:
         self.device = device
         self.kv_layout: Any = checked_layout(kv_layout)
         self._use_cuda_graph = bool(use_cuda_graph)
-        self._made: dict[Declaration, Made] = {}  # the last used one is the last
+        # the last used one is the last
+        self._made: dict[tuple[Declaration, Reshaped | None], Made] = {}
         self._ready: dict[Use, AttentionWrapper] = {}  # those planned for the present batch
         self._uses: dict[Use, None] = {}
         self._step: Step | None = None
+        self._reshaped: Reshaped | None = None  # what `forward` was given since the plan
+        self._missing = "there is no plan yet"
         self._bounds: Bounds | None = None  # of graphs, from the first plan on
         self._first: tuple[Declaration, Shaping] | None = None  # of graphs, likewise
 
@@ -203,10 +242,14 @@ class Facade:
     def end_forward(self) -> None:
         """Without effect, as in FlashInfer."""
 
+    def _forget(self) -> None:
+        self._step = self._reshaped = None
+        self._ready.clear()
+        self._missing = "the last plan() was refused, or interrupted"
+
     def _plan(self, step: Step, bounds: Bounds | None = None) -> None:
         """Plan a batch; `bounds` are those of graphs, kept from the first plan on."""
-        self._step = None
-        self._ready.clear()
+        self._forget()
         if self._use_cuda_graph:
             self._keep(step, bounds)
         for use in self._uses or (Use(),):
@@ -235,30 +278,31 @@ class Facade:
         """The wrapper for this use, planned for the batch."""
         if use in self._ready:
             return self._ready[use]
+        if use.reshaped is not None:
+            step = use.reshaped.of(step)
         declaration = step.declaration.using(use.scales, use.sinks)
-        found = self._made.pop(declaration, None)
+        key = declaration, use.reshaped  # numbers of `forward` are of a plan of their own
+        found = self._made.pop(key, None)
         if found is None:
             found = Made(declaration.make(self.device, self._bounds))
-        self._made[declaration] = found
+        self._made[key] = found
         while len(self._made) > _MOST_WRAPPERS and not self._use_cuda_graph:
             del self._made[next(iter(self._made))]
         step.plan(found)
         self._ready[use] = found.wrapper
         return found.wrapper
 
-    def _planned(self, what: str = "there is no plan yet") -> Step:
+    def _planned(self) -> Step:
         if self._step is None:
-            raise NotPlanned(what=what)
+            raise NotPlanned(what=self._missing)
         return self._step
 
     def _reshape(self, sm_scale: float | None, **changes: Any) -> None:
-        """What `forward` is given holds from there on, in place of what `plan` was given."""
+        """What `forward` is given holds until the next plan, in place of what `plan` was given."""
         step = self._planned()
-        shaping = replace(step.shaping, **changes)
-        if shaping == step.shaping and sm_scale == step.declaration.sm_scale:
-            return
-        declaration = replace(step.declaration, scores=shaping.scores, sm_scale=sm_scale)
-        self._plan(replace(step, declaration=declaration, shaping=shaping), self._bounds)
+        given = Reshaped(sm_scale, tuple(changes.items()))
+        is_planned = given.of(step) == step
+        self._reshaped = None if is_planned else given
 
     def _check_window(self, window_left: int | None) -> None:
         """A window of a run must be that of the plan, as in FlashInfer."""
@@ -276,10 +320,11 @@ class Facade:
         `first_decode` is the request from which on scales hold; None is all requests.
         """
         step = self._planned()
-        use = Use(scales is not None and scales.are_needed, sinks is not None)
+        has_scales = scales is not None and scales.are_needed
+        use = Use(has_scales, sinks is not None, self._reshaped)
         if use not in self._ready and is_capturing(self.device):
             # replays would repeat this batch's plan
-            what = "run() was given scales or sinks, or none, as no run before"
+            what = "run() or forward() was given what no run since the plan was given, or left it"
             raise ForbiddenUnderCapture(what=what, remedy="Run so once before the capture.")
         self._uses[use] = None
         self.wrapper = wrapper = self._wrapper(step, use)

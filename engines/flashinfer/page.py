@@ -10,7 +10,7 @@ from warploom.dsl.types.formats import Paged
 from warploom.engines.flashinfer.refusals import checked_layout
 from warploom.engines.flashinfer.tables import unpacked
 from warploom.engines.flashinfer.words import in_words
-from warploom.errors import BadLength, IndexOutOfRange, WrongDType, WrongShape
+from warploom.errors import BadLength, IndexOutOfRange, UnequalRequests, WrongDType, WrongShape
 from warploom.runtime.inputs.args import KV, checked_kv, key_value
 from warploom.runtime.tensors.tensors import as_torch
 from warploom.runtime.wrappers.append import append
@@ -109,6 +109,7 @@ def append_paged_kv_cache(
         BadLength: on the host, a position beyond the pages of its request.
         What `warploom.append` raises; on the host that includes pages beyond the cache.
     """
+    _check_not_swapped(kv_indptr, kv_last_page_len)
     cache, page_size, heads, lanes = _checked_cache(paged_kv_cache, kv_layout)
     given = ("append_key", append_key), ("append_value", append_value)
     k, v = (_widened(as_torch(x, name)) for name, x in given)
@@ -140,6 +141,16 @@ def append_paged_kv_cache(
     each = torch.arange(len(k) + 1, dtype=torch.int32, device=there)
     filled = (position % page_size + 1).int()
     append(k, v, cache, each, each, page, filled, layout=checked_layout(kv_layout))
+
+
+def _check_not_swapped(kv_indptr: Any, kv_last_page_len: Any) -> None:
+    """Raises UnequalRequests for tables of two numbers of requests, as in plan's order."""
+    requests, entries = len(kv_last_page_len), len(kv_indptr)
+    if entries != requests + 1:
+        others = f"kv_last_page_len has {requests}, and kv_indices comes before kv_indptr"
+        raise UnequalRequests(
+            name="kv_indptr", entries=entries, requests=entries - 1, others=others
+        )
 
 
 def _checked_cache(cache: Any, kv_layout: str) -> tuple[KV, int, int, tuple[int, int]]:

@@ -8,10 +8,16 @@ from typing import Any, ClassVar
 import torch
 
 from warploom.engines.flashinfer.declared import Declaration, Types, paged_format, splits_are_fixed
-from warploom.engines.flashinfer.facade import Facade, RunScales, Step, workspace_device
+from warploom.engines.flashinfer.facade import (
+    Facade,
+    RunScales,
+    Step,
+    takes_a_new_batch,
+    workspace_device,
+)
 from warploom.engines.flashinfer.graphs import bounds_of_buffers, check_batch
 from warploom.engines.flashinfer.refusals import checked_backend, refuse_given, refuse_more
-from warploom.engines.flashinfer.tables import check_seq_lens, page_lists, unpacked
+from warploom.engines.flashinfer.tables import Pages, check_seq_lens, page_lists, unpacked
 from warploom.engines.flashinfer.variants import Shaping
 from warploom.engines.flashinfer.words import Words, in_words_of_its_class
 from warploom.errors import ArgumentError, PlanMismatch, UnequalRequests, WrongShape
@@ -75,6 +81,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Facade):
         return self._use_tensor_cores
 
     @in_words_of_its_class
+    @takes_a_new_batch
     def plan(
         self,
         indptr: Any,
@@ -145,13 +152,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Facade):
             rope_theta,
         )  # fmt: skip
         kv_format = paged_format(page_size, self.kv_layout)
-        pages = page_lists(indptr, indices, last_page_len, self.device if self._room else None)
+        pages = self._pages(indptr, indices, last_page_len)
         requests = len(pages.last_page_len)
-        if (entries := len(pages.kv_indptr)) != requests + 1:
-            others = f"last_page_len has {requests}, of {requests}"
-            raise UnequalRequests(
-                name="indptr", entries=entries, requests=entries - 1, others=others
-            )
         bounds = None
         if self._room is not None:
             bounds = bounds_of_buffers(self._room, requests, requests * q_len_per_req, page_size)
@@ -169,6 +171,16 @@ class BatchDecodeWithPagedKVCacheWrapper(Facade):
         self._plan(Step(declaration, shaping, (rows, *pages)), bounds)
 
     begin_forward = plan
+
+    def _pages(self, indptr: Any, indices: Any, last_page_len: Any) -> Pages:
+        pages = page_lists(indptr, indices, last_page_len, self.device if self._room else None)
+        requests, entries = len(pages.last_page_len), len(pages.kv_indptr)
+        if entries != requests + 1:
+            others = f"last_page_len has {requests}, of {requests}"
+            raise UnequalRequests(
+                name="indptr", entries=entries, requests=entries - 1, others=others
+            )
+        return pages
 
     @in_words_of_its_class
     def run(
@@ -232,12 +244,10 @@ class BatchDecodeWithPagedKVCacheWrapper(Facade):
 
     def _check_rows(self, q: Any, told: int | None) -> None:
         """What q says of the rows of a request."""
+        if told not in (None, self._q_len):
+            raise PlanMismatch(name="q_len_per_req", got=told, expected=self._q_len)
         rows = q.shape[0] if len(getattr(q, "shape", ())) else 0
-        each, rest = divmod(rows, self._requests) if self._requests else (self._q_len, 0)
-        for got in (told, None if rest else each):
-            if got not in (None, self._q_len):
-                raise PlanMismatch(name="q_len_per_req", got=got, expected=self._q_len)
-        if rest:
+        if rows != self._q_len * self._requests:
             rows = f"{self._q_len * self._requests}, heads, dim"
             expected = f"[{rows}]: {self._q_len} for each of {self._requests} requests"
             raise WrongShape(name="q", got=tuple(q.shape), expected=expected)

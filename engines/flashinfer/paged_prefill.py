@@ -8,7 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from warploom.engines.flashinfer.declared import Declaration, Types, paged_format, splits_are_fixed
-from warploom.engines.flashinfer.facade import Facade, RunScales, Step, workspace_device
+from warploom.engines.flashinfer.facade import (
+    Facade,
+    RunScales,
+    Step,
+    takes_a_new_batch,
+    workspace_device,
+)
 from warploom.engines.flashinfer.graphs import bounds_of_buffers, check_batch, check_sizes
 from warploom.engines.flashinfer.masks import Masks
 from warploom.engines.flashinfer.refusals import checked_backend, refuse_given, refuse_more
@@ -89,6 +95,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Facade):
                 raise ArgumentError(name="qo_indptr_buf", reason=reason)
 
     @in_words_of_its_class
+    @takes_a_new_batch
     def plan(
         self,
         qo_indptr: Any,

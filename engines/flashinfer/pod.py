@@ -9,7 +9,13 @@ import numpy as np
 import torch
 
 from warploom.engines.flashinfer.declared import Declaration, Types, paged_format
-from warploom.engines.flashinfer.facade import Facade, RunScales, Step, workspace_device
+from warploom.engines.flashinfer.facade import (
+    Facade,
+    RunScales,
+    Step,
+    takes_a_new_batch,
+    workspace_device,
+)
 from warploom.engines.flashinfer.masks import Masks
 from warploom.engines.flashinfer.refusals import refuse
 from warploom.engines.flashinfer.tables import (
@@ -51,6 +57,7 @@ class BatchPODWithPagedKVCacheWrapper(Facade):
         self._is_causal = True  # what the last run was given
 
     @in_words_of_its_class
+    @takes_a_new_batch
     def plan(
         self,
         qo_indptr_p: Any,

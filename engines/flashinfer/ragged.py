@@ -10,7 +10,13 @@ import numpy as np
 from warploom.dsl.types.formats import Ragged
 from warploom.dsl.types.limits import MAX_LENGTH
 from warploom.engines.flashinfer.declared import Declaration, Types, splits_are_fixed
-from warploom.engines.flashinfer.facade import Facade, RunScales, Step, workspace_device
+from warploom.engines.flashinfer.facade import (
+    Facade,
+    RunScales,
+    Step,
+    takes_a_new_batch,
+    workspace_device,
+)
 from warploom.engines.flashinfer.graphs import check_requests, check_room, check_sizes
 from warploom.engines.flashinfer.masks import Masks
 from warploom.engines.flashinfer.refusals import checked_backend, refuse_given, refuse_more
@@ -71,6 +77,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Facade):
             check_room(self._requests, "qo_indptr_buf")
 
     @in_words_of_its_class
+    @takes_a_new_batch
     def plan(
         self,
         qo_indptr: Any,

@@ -11,7 +11,7 @@ import torch
 from warploom.dsl.types.formats import BlockSparse
 from warploom.dsl.types.limits import MAX_LENGTH
 from warploom.engines.flashinfer.declared import Declaration, Types
-from warploom.engines.flashinfer.facade import Facade, Step, workspace_device
+from warploom.engines.flashinfer.facade import Facade, Step, takes_a_new_batch, workspace_device
 from warploom.engines.flashinfer.masks import Masks
 from warploom.engines.flashinfer.refusals import (
     checked_backend,
@@ -61,6 +61,7 @@ class BlockSparseAttentionWrapper(Facade):
         super().__init__(workspace_device(float_workspace_buffer), "NHD")
 
     @in_words_of_its_class
+    @takes_a_new_batch
     def plan(
         self,
         indptr: Any,

@@ -84,7 +84,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Shaping:
-    """FlashInfer's arguments as they are given, the same in all of its calls.
+    """FlashInfer's arguments, the same in all of its calls; values that mean the same are equal.
 
     Attributes:
         causal: queries see no key after them; without effect beside a mask of bits.
@@ -115,19 +115,25 @@ class Shaping:
         if cap is not None and not (isinstance(cap, Real) and isfinite(cap)):
             reason = f"is {cap!r}; expected a finite number, None or 0 for no cap"
             raise ArgumentError(name="logits_soft_cap", reason=reason)
-
-    @property
-    def _cap(self) -> float:
-        return 0.0 if self.logits_soft_cap is None else float(self.logits_soft_cap)
+        rotates = self.pos_encoding_mode == "ROPE_LLAMA"
+        alike = {
+            "causal": bool(self.causal),
+            "window_left": max(-1, int(self.window_left)),
+            "logits_soft_cap": float(cap) if cap is not None and cap > 0 else None,
+            "rope_scale": _or(1.0, self.rope_scale) if rotates else None,
+            "rope_theta": _or(1e4, self.rope_theta) if rotates else None,
+        }
+        for name, value in alike.items():
+            object.__setattr__(self, name, value)
 
     @property
     def scores(self) -> Scores:
         return Scores(
             encoding=self.pos_encoding_mode,
-            is_causal=bool(self.causal) and not self.is_masked,
+            is_causal=self.causal and not self.is_masked,
             has_window=self.window_left >= 0,
             is_masked=self.is_masked,
-            has_cap=self._cap > 0,
+            has_cap=self.logits_soft_cap is not None,
         )
 
     @property
@@ -135,13 +141,16 @@ class Shaping:
         """Numbers of the fields that the variant has."""
         found: dict[str, Any] = {}
         if self.pos_encoding_mode == "ROPE_LLAMA":
-            found["rope_theta"] = 1e4 if self.rope_theta is None else self.rope_theta
-            found["rope_factor"] = 1.0 if self.rope_scale is None else self.rope_scale
+            found["rope_theta"], found["rope_factor"] = self.rope_theta, self.rope_scale
         if self.window_left >= 0:
-            found["left"] = int(self.window_left)
-        if self._cap > 0:
-            found["cap"] = self._cap
+            found["left"] = self.window_left
+        if self.logits_soft_cap is not None:
+            found["cap"] = self.logits_soft_cap
         return found
+
+
+def _or(default: float, given: float | None) -> float:
+    return default if given is None else given
 
 
 @lru_cache(maxsize=256)

@@ -20,6 +20,7 @@ from warploom.errors import (
     FrozenByGraph,
     NotPlanned,
     PlanMismatch,
+    WrongShape,
 )
 
 flashinfer: Any = calls  # whose callers unpack lists of tables
@@ -186,7 +187,7 @@ def test_rows_of_a_decode_see_each_other_causally() -> None:
     assert_close(got, batch.expected(Asked(causal=True)))
     with pytest.raises(PlanMismatch, match="q_len_per_req"):
         wrapper.run(batch.q, batch.cache, q_len_per_req=2)
-    with pytest.raises(PlanMismatch, match="q_len_per_req is 2"):
+    with pytest.raises(WrongShape, match=r"expected \[6, heads, dim\]: 3 for each of 2"):
         wrapper.run(batch.q[:4], batch.cache)
 
 

@@ -118,6 +118,41 @@ def test_a_captured_decode_replays_fast_plans(page_size: int, cuda: Any) -> None
         close(results, batch, Asked())
 
 
+def test_captured_forwards_of_layers_replay_plans_that_name_none(cuda: Any) -> None:
+    """As SGLang captures: a plan without a soft-cap or window, which each layer's forward has."""
+    workspace = torch.empty(1, dtype=torch.uint8, device=cuda)
+    buffers = [torch.zeros(n, dtype=torch.int32, device=cuda) for n in (4, 400, 3)]
+    wrapper = flashinfer.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(workspace, *buffers)
+    batches = [batch_of([(1, n) for n in keys]) for keys in ((90, 300, 17), (1, 2000, 800))]
+    layers = [Asked(), Asked(cap=20.0), Asked(window=50)]
+    q = torch.zeros(3, 8, 64, dtype=torch.bfloat16, device=cuda)
+    cache = torch.zeros(400, 2, 16, 2, 64, dtype=torch.bfloat16, device=cuda)
+
+    def begin(batch: Batch) -> None:
+        wrapper.begin_forward(batch.indptr, batch.indices, batch.last_page_len, *SIZES, **TYPES)
+        q.copy_(batch.q)
+        for half, stored in zip(cache.unbind(1), batch.cache, strict=True):
+            half[: len(stored)].copy_(stored)
+
+    def forward(asked: Asked) -> Any:
+        shaping = {"logits_soft_cap": asked.cap, "window_left": asked.window}
+        return wrapper.forward_return_lse(q, cache, sm_scale=64**-0.5, **shaping)
+
+    begin(batches[0])
+    for asked in layers:
+        forward(asked)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = [forward(asked) for asked in layers]
+    for batch in (*batches, batches[0]):
+        begin(batch)
+        graph.replay()
+        torch.cuda.synchronize()
+        for out, asked in zip(outs, layers, strict=True):
+            close(out, batch, asked)
+
+
 def test_a_use_that_no_run_had_before_is_not_captured(cuda: Any) -> None:
     batch = batch_of([(1, 20), (1, 9)])
     workspace = torch.empty(1, dtype=torch.uint8, device=cuda)
