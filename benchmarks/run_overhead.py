@@ -68,8 +68,8 @@ def calls(device: torch.device) -> dict[str, Callable[[], object]]:
     bounds = wl.Bounds(REQUESTS, REQUESTS, KEYS, max_blocks=REQUESTS * KEYS // PAGE)
     bounded, _ = planned(device, bounds=bounds, cuda_graph=True)
     if device.type == "cpu":
-        assert attention._launcher is not None
-        attention._launcher._enqueue = lambda stream: None
+        assert attention._compiled is not None
+        attention._compiled.launcher._enqueue = lambda stream: None
     options = {"dtype": torch.bfloat16, "device": device}
     q = torch.randn(REQUESTS, 8, 128, **options)
     k, v = torch.randn(2, REQUESTS * KEYS // PAGE, PAGE, 2, 128, **options)

@@ -267,14 +267,7 @@ def _nothing(q: torch.Tensor, sizes: Sizes, return_lse: bool, asked: AuxRequest 
 class _Unbound(AttentionWrapper):
     """A wrapper for all variants with the same graphs; each call passes all inputs."""
 
-    _declares_types = False
-    _plans_once = True  # once it is captured: see `_pinned`
-
-    def _bound_inputs(self) -> dict[str, Any]:
-        return {}
-
-    def _lengths_check(self, batch: Any) -> None:
-        """None: each call lets its own variant check the lengths."""
+    _serves_calls = True
 
     def seen_input(self, name: str, value: Any) -> Any:
         """A value of a field as torch's operators take it."""

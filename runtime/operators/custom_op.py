@@ -36,12 +36,14 @@ Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 T = TypeVar("T")
 
 
-class Runner(Protocol):
-    """What the operator needs of a wrapper."""
+class Handled(Protocol):
+    """What a call of the operator needs to know of a wrapper."""
 
     handle: int
     recorded: tuple[str, ...]
 
+
+class HasRun(Protocol):  # what the operator calls
     def run(self, q: Any, kv: Any, **rest: Any) -> Any: ...
 
 
@@ -53,7 +55,7 @@ def _first_handle() -> int:
 
 
 _handles = itertools.count(_first_handle())
-_wrappers: WeakValueDictionary[int, Runner] = WeakValueDictionary()
+_wrappers: WeakValueDictionary[int, HasRun] = WeakValueDictionary()
 _variants: WeakValueDictionary[int, Variant | type[Variant]] = WeakValueDictionary()
 _recorded: dict[int, Variant | type[Variant]] = {}  # of graphs, which hold a handle and no object
 _variants_lock = forks.lock()
@@ -69,14 +71,14 @@ def _begin_anew() -> None:
 forks.after(_begin_anew)
 
 
-def register_wrapper(wrapper: Runner) -> int:
+def register_wrapper(wrapper: HasRun) -> int:
     """Give a wrapper the handle under which the operator finds it."""
     handle = next(_handles)
     _wrappers[handle] = wrapper
     return handle
 
 
-def wrapper_of(handle: int) -> Runner:
+def wrapper_of(handle: int) -> HasRun:
     """The wrapper with this handle; raises ArgumentError if it is gone."""
     return _found(_wrappers, handle, "wrapper")
 
@@ -116,7 +118,7 @@ def wanting(values: Iterable[object]) -> list[torch.Tensor]:
 
 
 def compiled_run(
-    wrapper: Runner,
+    wrapper: Handled,
     q: torch.Tensor,
     kv: Any,
     out: torch.Tensor | None,

@@ -27,16 +27,9 @@ from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.variant import Variant, as_variant
 from warploom.errors import ArgumentError
 from warploom.runtime.declaring.append_spec import append_spec, check_format, transforms_of
-from warploom.runtime.declaring.declare import (
-    as_format,
-    checked_flag,
-    checked_lse_scale,
-    checked_scale,
-    group_size,
-    make_spec,
-)
-from warploom.runtime.declaring.structure import traced_once
-from warploom.runtime.declaring.wrapper_options import checked_options, kernel_parts
+from warploom.runtime.declaring.declare import as_format
+from warploom.runtime.declaring.declared import DeclaredAttention
+from warploom.runtime.declaring.wrapper_options import kernel_parts
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.pretransformed_keys import Way
 from warploom.runtime.planning.composed import rules_of
@@ -148,24 +141,13 @@ class AttentionDeclaration(Declaration):
                 yield planner.render("cuda", c_structs(roles=has_roles)), target
 
     def _checked(self, target: Arch | HostTarget) -> tuple[AttentionSpec, Heads, Options, _Parts]:
-        kind = "cuda" if isinstance(target, Arch) else "cpu"
-        kv_format = as_format(self.kv_format)
-        num_kv = self.num_q_heads if self.num_kv_heads is None else self.num_kv_heads
-        group_size(self.num_q_heads, num_kv)
-        traced = traced_once(as_variant(self.variant))[1]
-        spec = make_spec(
-            traced, self.head_dim, self.head_dim_v, self.dtype, kv_format, torch.device(kind),
-            self.kv_dtype, checked_flag("max_scores", self.max_scores),
+        device = torch.device("cuda" if isinstance(target, Arch) else "cpu")
+        found = DeclaredAttention.of(
+            device=lambda: device, backend=None, planned_format=self._wrapper.planned_format,
+            **_given(self),
         )  # fmt: skip
-        checked_lse_scale(self.lse_base)
-        checked_scale(self.sm_scale, self.head_dim)
-        heads = Heads(self.num_q_heads, num_kv)
-        options, transform = checked_options(
-            spec, kind, self._wrapper.planned_format(kv_format), heads.group_size,
-            bounds=self.bounds, cuda_graph=self.cuda_graph, batch_invariant=self.batch_invariant,
-            sm_limit=self.sm_limit, tile=self.tile, key_transform=self.key_transform,
-        )  # fmt: skip
-        return spec, heads, options, kernel_parts(spec, heads, transform)
+        spec, heads = found.spec, found.heads
+        return spec, heads, found.options, kernel_parts(spec, heads, found.key_transform)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,62 @@ import torch
 
 from warploom.dsl.reference import reference_attention
 from warploom.dsl.variants.variant import Variant
+from warploom.runtime.declaring.declared import DeclaredAttention
 from warploom.runtime.formats.batch import Batch, HostBatch
-from warploom.runtime.inputs.args import Geometry, check_key_values, check_query
+from warploom.runtime.inputs.args import (
+    Geometry,
+    check_key_values,
+    check_query,
+    check_results,
+    key_value,
+)
+from warploom.runtime.inputs.aux_outputs import MaxScores
 from warploom.runtime.inputs.axes import axis_sizes
+from warploom.runtime.inputs.inputs import Inputs
+from warploom.runtime.inputs.outputs import check_run_apart
+from warploom.runtime.launching.launch import Run
+from warploom.runtime.operators.custom_op import Result, results
+from warploom.runtime.tensors.strides import new_result
 
 _Rows = np.ndarray[Any, Any]
+
+
+class Reference:
+    """Runs of one wrapper by the NumPy reading, in place of a `Launcher`."""
+
+    def __init__(self, declared: DeclaredAttention, geometry: Geometry, inputs: Inputs) -> None:
+        self._declared, self._geometry, self._inputs = declared, geometry, inputs
+
+    def start(self, run: Run, batch: Batch, max_scores: MaxScores | None) -> Result:
+        """Check the tensors of a run, and compute it.
+
+        Args:
+            run: its arguments.
+            batch: the planned batch.
+            max_scores: where to write them, or None.
+
+        Raises:
+            Those of `AttentionWrapper.run` for a wrong tensor or input.
+        """
+        of, geometry, inputs = self._declared, self._geometry, self._inputs
+        tensors = (run.q, *key_value(run.kv))
+        tops = None if max_scores is None else max_scores.tensor
+        check_results(run.out, run.lse, tensors, geometry, batch, tops)
+        traced = of.spec.variant
+        values = unread_values(of.variant, traced.unread, geometry, batch)
+        values |= {**inputs.scalars, **inputs.tensors}
+        given = inputs.check_given(run.given)
+        values |= given
+        written = {"out": run.out, "lse": run.lse, "max_scores": tops}
+        check_run_apart(traced.output_names, inputs.tensors, given, run.read, written)
+        o, sums, found = run_reference(
+            of.variant, batch.on_host, geometry, tensors, values, of.sm_scale
+        )
+        if max_scores is not None:
+            max_scores.put(found)
+        if run.out is None:
+            o = new_result(run.q, geometry.head_dim_v).copy_(o)
+        return results(o, sums * of.lse_scale, run.out, run.lse, run.return_lse)
 
 
 def unread_values(

@@ -1,20 +1,21 @@
-"""`AttentionWrapper.run` for tensors that differ from the previous run's in more than addresses."""
+"""What `run` does: launch at once, or check all tensors, or go through torch's operator."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from warploom.dsl.values.stand_ins import unwatched
 from warploom.runtime.declaring.declare import checked_flag
+from warploom.runtime.declaring.declared import DeclaredAttention
 from warploom.runtime.devices.graph import refuse_stale_plans
 from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.inputs.args import (
-    KV,
+    Geometry,
     check_key_values,
     check_query,
     check_results,
@@ -30,30 +31,83 @@ from warploom.runtime.inputs.aux_outputs import (
     checked_request,
     with_aux,
 )
+from warploom.runtime.inputs.inputs import Inputs
 from warploom.runtime.inputs.missing import refuse_absent
-from warploom.runtime.inputs.outputs import check_run_apart
 from warploom.runtime.launching.launch import Run
 from warploom.runtime.operators import custom_op
-from warploom.runtime.operators.custom_op import Result, Runner
+from warploom.runtime.operators.custom_op import Result
 from warploom.runtime.tensors.plain import needs_operator
-from warploom.runtime.tensors.strides import new_result
 from warploom.runtime.tensors.tensors import as_seen, as_torch
-from warploom.runtime.wrappers.guard import Guard
-from warploom.runtime.wrappers.planning import Planning
-from warploom.runtime.wrappers.reference import run_reference, unread_values
+from warploom.runtime.wrappers.compiled import Compiled
+from warploom.runtime.wrappers.plan_state import PlanState
+from warploom.runtime.wrappers.reference import Reference
+from warploom.runtime.wrappers.selected_pages import SelectedPages
 
 
-class Running(Planning):
-    """The part of a wrapper that checks the tensors of a run; `run` itself has a fast path."""
+class Runner:
+    """Runs the planned batches of one wrapper.
 
-    handle: int
-    recorded: tuple[str, ...]
-    sm_scale: float
-    _guard: Guard
-    _lse_scale: float
-    _keeps_plans: bool  # captured launches see later plans, or there are no later plans
+    Attributes:
+        handle: number under which the custom operator finds the wrapper.
+        recorded: names of the outputs that the variant records values in.
+    """
 
-    def _run_with_aux(
+    def __init__(
+        self,
+        declared: DeclaredAttention,
+        geometry: Geometry,
+        inputs: Inputs,
+        state: PlanState,
+        compiled: Compiled | None,
+        selected: SelectedPages | None,
+        handle: int,
+        owner: str,
+        keeps_plans: bool,
+    ) -> None:
+        """Begin without admitted tensors.
+
+        Args:
+            declared: the wrapper's declaration.
+            geometry: what tensors must agree with.
+            inputs: values of the variant's fields.
+            state: which has the plan.
+            compiled: what launches; None for the reference.
+            selected: pages that a tensor names; on the CPU each run checks them.
+            handle: the attribute.
+            owner: name of the wrapper's class, for messages.
+            keeps_plans: captured launches see later plans, or there are no later plans.
+        """
+        self._spec, self._bounds = declared.spec, declared.options.bounds
+        self._geometry, self._inputs, self._state = geometry, inputs, state
+        self._guard = state.guard
+        self._launcher = None if compiled is None else compiled.launcher
+        self._reference = Reference(declared, geometry, inputs)
+        self._checked = selected if geometry.device.type == "cpu" else None
+        self._owner, self._keeps_plans = owner, keeps_plans
+        self.handle = handle
+        self.recorded = declared.spec.variant.output_names
+
+    def run(
+        self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, inputs: dict[str, Any]
+    ) -> Result:
+        """A run outside of torch.compile; `AttentionWrapper.run` documents it."""
+        held = self._guard
+        if held.is_mine() or not held.try_enter(False):
+            held.wait()
+        try:
+            launcher = self._launcher
+            if (
+                launcher is not None
+                and launcher.is_admitted(q, kv, out, lse, return_lse)
+                and not ((inputs or self._inputs.learnt) and self.learnt(inputs))
+            ):
+                return launcher.launch(q, kv, out, lse, return_lse, inputs)
+        finally:
+            held.leave()
+            del held
+        return self._run_unknown(q, kv, out, lse, return_lse, inputs)
+
+    def run_with_aux(
         self, q: Any, kv: Any, out: Any, lse: Any, max_scores: Any, return_lse: bool,
         return_aux: Requested | None, inputs: dict[str, Any],
     ) -> Result | tuple[torch.Tensor, AuxOutput]:  # fmt: skip
@@ -63,23 +117,36 @@ class Running(Planning):
         if return_aux is not None:
             asked = checked_request(return_aux, return_lse)
         wanted = MaxScores(max_scores) if asked.max_scores or max_scores is not None else None
-        runner = cast(Runner, self)
         result: Result
         if is_dynamo_compiling():
-            learnt = self._learnt(inputs)
+            learnt = self.learnt(inputs)
             # kept tensors are passed, too, so that torch orders this read with writes to them
             inputs = {**self._inputs.for_runs(), **inputs}
             result = custom_op.compiled_run(
-                runner, q, kv, out, lse, asked.lse, inputs, learnt, wanted
+                self, q, kv, out, lse, asked.lse, inputs, learnt, wanted
             )
         elif wanted is None:
-            result = runner.run(q, kv, out=out, lse=lse, return_lse=asked.lse, **inputs)
+            result = self.run(q, kv, out, lse, asked.lse, inputs)
         else:
-            check_is_declared(self.spec)
+            check_is_declared(self._spec)
             result = self._run_unknown(q, kv, out, lse, asked.lse, inputs, wanted)
         if return_aux is None:
             return result
         return with_aux(result, wanted if asked.max_scores else None)
+
+    def check(self, q: torch.Tensor, kv: Any, inputs: dict[str, Any]) -> None:
+        """Raise what `run` would raise, without a launch."""
+        batch = self._state.required()
+        check_query(q, self._geometry, self._with_rows(batch, q))
+        keys, values = key_value(checked_kv(kv, self._geometry.kv_format))
+        check_key_values(keys, values, self._geometry, batch)
+        self._inputs.check_given(self._inputs.read(inputs))
+
+    def learnt(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Values of fields, kept or given to a run, whose gradient may be requested."""
+        learnt = self._inputs.learnt
+        values = {**learnt, **inputs} if learnt else inputs
+        return custom_op.wanting(x for name, x in values.items() if name not in self.recorded)
 
     def _run_unknown(
         self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, inputs: dict[str, Any],
@@ -89,53 +156,40 @@ class Running(Planning):
         self._refuse_absent(q, kv, inputs)
         inputs = self._inputs.read(inputs)
         return_lse = checked_flag("return_lse", return_lse)
-        batch = self._batch
-        if batch is None:
-            raise self._not_planned()
+        batch = self._state.required()
         parts = kv if isinstance(kv, (tuple, list)) else (kv,)
         tops = None if max_scores is None else max_scores.tensor
         if needs_operator("run", (q, *parts, out, lse, tops, *inputs.values())):
             return self._run_operator(q, kv, out, lse, return_lse, inputs, max_scores)
-        kv = checked_kv(kv, self.kv_format)
+        kv = checked_kv(kv, self._geometry.kv_format)
         q = as_torch(q, "q")
         out = out if out is None else as_torch(out, "out", shared=True)
         lse = lse if lse is None else as_torch(lse, "lse", shared=True)
         if max_scores is not None and tops is not None:
             max_scores.tensor = tops = as_torch(tops, "max_scores", shared=True)
-        learnt, tensors = self._learnt(inputs), (q, *key_value(kv))
+        learnt, tensors = self.learnt(inputs), (q, *key_value(kv))
         is_traced, wants = torch.compiler.is_compiling(), learnt or custom_op.wanting(tensors)
         if wants and not is_traced:
             check_results(out, lse, tensors, self._geometry, self._with_rows(batch, q), tops)
             inputs = {name: self._inputs.seen(name, value) for name, value in inputs.items()}
         if wants or is_traced:  # the operator raises NoGradient when a gradient is requested
             return custom_op.compiled_run(
-                cast(Runner, self), q, kv, out, lse, return_lse, inputs, learnt, max_scores
+                self, q, kv, out, lse, return_lse, inputs, learnt, max_scores
             )
         held = self._guard
         if held.is_mine() or not held.try_enter(False):
             held.wait()
         try:
             with unwatched():
-                return self._admit_and_launch(q, kv, out, lse, return_lse, inputs, max_scores)
+                return self._start(Run(q, kv, out, lse, return_lse, inputs), max_scores)
         finally:
             held.leave()
 
     def _refuse_absent(self, q: Any, kv: Any, inputs: Mapping[str, Any]) -> None:
         """Raise WrongCall if q or kv is not given."""
         if q is ... or kv is ...:
-            traced = self.spec.variant
-            known = {*traced.input_names, *traced.unread}
-            refuse_absent(type(self).__name__, q, kv, inputs, known)
-
-    def _check_run(self, q: torch.Tensor, kv: Any, inputs: dict[str, Any]) -> None:
-        """Raise what `run` would raise, without a launch, for callers that must check ahead."""
-        batch = self._batch
-        if batch is None:
-            raise self._not_planned()
-        check_query(q, self._geometry, self._with_rows(batch, q))
-        keys, values = key_value(checked_kv(kv, self.kv_format))
-        check_key_values(keys, values, self._geometry, batch)
-        self._inputs.check_given(self._inputs.read(inputs))
+            traced = self._spec.variant
+            refuse_absent(self._owner, q, kv, inputs, {*traced.input_names, *traced.unread})
 
     def _run_operator(
         self, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, inputs: dict[str, Any],
@@ -145,53 +199,35 @@ class Running(Planning):
         if isinstance(kv, (tuple, list)) and len(kv) == 2:
             kv = as_seen(kv[0], "k"), as_seen(kv[1], "v")
         elif not isinstance(kv, torch.Tensor):
-            kv = checked_kv(kv, self.kv_format)
+            kv = checked_kv(kv, self._geometry.kv_format)
         inputs = {name: self._inputs.seen(name, value) for name, value in inputs.items()}
         return custom_op.compiled_run(
-            cast(Runner, self), as_seen(q, "q"), kv, out, lse, return_lse, inputs,
-            self._learnt(inputs), max_scores,
-        )  # fmt: skip
+            self, as_seen(q, "q"), kv, out, lse, return_lse, inputs, self.learnt(inputs), max_scores
+        )
 
-    def _admit_and_launch(
-        self,
-        q: torch.Tensor,
-        kv: KV,
-        out: torch.Tensor | None,
-        lse: torch.Tensor | None,
-        return_lse: bool,
-        inputs: dict[str, Any],
-        max_scores: MaxScores | None,
-    ) -> Result:
+    def _start(self, run: Run, max_scores: MaxScores | None) -> Result:
         """Run; the calling thread holds the guard, so the plan does not change meanwhile."""
-        batch = self._batch
-        if batch is None or self._is_refused:  # by a plan of another thread, or an interrupted one
-            raise self._not_planned()
+        state = self._state
+        batch = state.required()
+        if state.is_refused:  # by a plan of another thread, or an interrupted one
+            raise state.not_planned()
         if not self._keeps_plans:
             refuse_stale_plans()
-        if self._launcher is not None:
-            fitting = self._with_rows(batch, q)
-            if fitting is not batch and self.planned is not None:
-                self._launcher.planned(fitting, self.planned.kernel)
-                self._batch = fitting
-            return self._launcher.start(Run(q, kv, out, lse, return_lse, inputs), max_scores)
-        tensors = (q, *key_value(kv))
-        tops = None if max_scores is None else max_scores.tensor
-        check_results(out, lse, tensors, self._geometry, batch, tops)
-        values = unread_values(self._variant, self.spec.variant.unread, self._geometry, batch)
-        values |= {**self._inputs.scalars, **self._inputs.tensors}
-        given = self._inputs.check_given(inputs)
-        values |= given
-        written = {"out": out, "lse": lse, "max_scores": tops}
-        read = dict(zip("qkv", tensors, strict=True))
-        check_run_apart(self.recorded, self._inputs.tensors, given, read, written)
-        o, sums, found = run_reference(
-            self._variant, batch.on_host, self._geometry, tensors, values, self.sm_scale
-        )
-        if max_scores is not None:
-            max_scores.put(found)
-        if out is None:
-            o = new_result(q, self._geometry.head_dim_v).copy_(o)
-        return custom_op.results(o, sums * self._lse_scale, out, lse, return_lse)
+        if self._checked is not None:
+            self._checked.check(run.kv)
+        launcher = self._launcher
+        if launcher is None:
+            return self._reference.start(run, batch, max_scores)
+        fitting = self._with_rows(batch, run.q)
+        if fitting is not batch and state.planned is not None:
+            launcher.planned(fitting, state.planned.kernel)
+            state.batch = fitting
+        if self._checked is None:
+            return launcher.start(run, max_scores)
+        try:
+            return launcher.start(run, max_scores)
+        finally:
+            launcher.forget()  # so that the next run is checked, too
 
     def _with_rows(self, batch: Batch, q: torch.Tensor) -> Batch:
         """The planned batch; for CUDA graphs with q's row count, if that is the bounds' maximum.
@@ -199,7 +235,7 @@ class Running(Planning):
         A graph is captured with the most rows of its batches. Rows of no request are not touched.
         """
         bounds, rows = self._bounds, len(q) if q.ndim else 0
-        planned = self.planned  # read once, since another thread may set it to None
+        planned = self._state.planned  # read once, since another thread may set it to None
         if rows == batch.q_rows or planned is None or isinstance(batch, OnDevice):
             return batch
         if rows == planned.batch.q_rows:
@@ -208,9 +244,3 @@ class Running(Planning):
         if is_graphs and bounds is not None and rows == bounds.max_q_rows:
             return replace(batch, q_rows=rows)
         return planned.batch  # q does not fit this batch, and checks will say so
-
-    def _learnt(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Values of fields, kept or given to a run, whose gradient may be requested."""
-        learnt = self._inputs.learnt
-        values = {**learnt, **inputs} if learnt else inputs
-        return custom_op.wanting(x for name, x in values.items() if name not in self.recorded)

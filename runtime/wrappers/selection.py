@@ -9,30 +9,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
-
 from warploom.calls import explained
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.values.stand_ins import uncompiled
-from warploom.errors import (
-    ArgumentError,
-    IndexOutOfRange,
-    WrongDevice,
-    WrongDType,
-    WrongShape,
-    WrongStride,
-)
-from warploom.runtime.devices.graph import refuse_under_capture
-from warploom.runtime.formats import make_batch
-from warploom.runtime.formats.batch import Arguments, Batch
-from warploom.runtime.formats.lists import indptr
-from warploom.runtime.formats.selected import Selected, SelectedBatch
-from warploom.runtime.inputs.args import KV, checked_kv, key_value
-from warploom.runtime.operators.custom_op import Result
-from warploom.runtime.strategies.planner import as_many_rows
-from warploom.runtime.tensors.plain import refuse_freed
-from warploom.runtime.tensors.tensors import as_torch, byte_span
-from warploom.runtime.wrappers.planning import lose_plan
+from warploom.runtime.formats.selected import Selected
+from warploom.runtime.wrappers.inspectable import lose_plan
+from warploom.runtime.wrappers.selected_pages import SelectedPages
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 
 
@@ -54,8 +36,7 @@ class PageSelectionWrapper(AttentionWrapper):
     `check_selection` does, and a wrong entry reads memory outside of the cache.
     """
 
-    _batch: SelectedBatch | None
-    _selection: torch.Tensor  # the tensor that runs read, once there is a plan
+    _selected: SelectedPages
 
     @classmethod
     def planned_format(cls, kv_format: KVFormat) -> Selected:
@@ -99,26 +80,6 @@ class PageSelectionWrapper(AttentionWrapper):
             kv_lens=kv_lens, q_rows=q_rows, **inputs,
         )  # fmt: skip
 
-    def _lowered(self, given: Arguments) -> SelectedBatch:
-        refuse_under_capture(self.device, "plan() was called", "Call it before or after.")
-        if self.backend == "reference":
-            raise ArgumentError(name="backend", reason="selections need a compiled one")
-        if given.kv_indices is not None:
-            requests = len(indptr(given.qo_indptr, "qo_indptr")) - 1
-            selection = self._checked(given.kv_indices, "kv_indices", requests)
-            given = given._replace(kv_indices=selection)
-        batch = as_many_rows(make_batch(Selected.of(self.kv_format), *given[:5]), given.q_rows)
-        assert isinstance(batch, SelectedBatch)
-        return batch
-
-    def _nobody_looks(self) -> bool:
-        return False
-
-    def _take(self, batch: Batch, inputs: dict[str, Any]) -> None:
-        super()._take(batch, inputs)
-        assert isinstance(batch, SelectedBatch)  # from `_lowered`
-        self._use(batch.selection)
-
     def run(self, q: Any = ..., kv: Any = ..., **rest: Any) -> Any:
         """Attention over the selected pages; see `AttentionWrapper.run`.
 
@@ -136,17 +97,6 @@ class PageSelectionWrapper(AttentionWrapper):
         """
         return super().run(q, kv, **rest)
 
-    def _admit_and_launch(self, q: torch.Tensor, kv: KV, *rest: Any, **more: Any) -> Result:
-        """Run; on the CPU each run comes here, so that its selection is checked first."""
-        if self.device.type != "cpu":
-            return super()._admit_and_launch(q, kv, *rest, **more)
-        self.check_selection(kv)
-        try:
-            return super()._admit_and_launch(q, kv, *rest, **more)
-        finally:
-            assert self._launcher is not None  # `plan` refuses the reference
-            self._launcher.forget()
-
     def check_selection(self, kv: Any) -> None:
         """Raise for the first entry that a run would read outside of the cache now.
 
@@ -160,21 +110,7 @@ class PageSelectionWrapper(AttentionWrapper):
             IndexOutOfRange: an entry is no page of the cache.
             ForbiddenUnderCapture: the current stream is being captured.
         """
-        if self._batch is None:
-            raise self._not_planned()
-        remedy = "Call it before the capture, or between replays."
-        refuse_under_capture(self.device, "check_selection() was called", remedy)
-        num_pages = torch.from_numpy(self._batch.num_pages).to(self.device)
-        entries = self._selection[: len(num_pages)]
-        pages = min(len(x) for x in key_value(checked_kv(kv, self.kv_format)))
-        place = torch.arange(entries.shape[2], device=self.device)
-        read = place < num_pages[:, None, None]
-        wrong = read & ((entries < 0) | (entries >= pages))
-        if bool(wrong.any()):
-            at = tuple(wrong.nonzero()[0].tolist())
-            index = ", ".join(map(str, at))
-            value = int(entries[at])
-            raise IndexOutOfRange(name="kv_indices", index=index, value=value, last=pages - 1)
+        self._selected.check(kv)
 
     def select(self, selection: Any) -> None:
         """Let runs read another tensor from now on; its shape and strides must be as planned.
@@ -186,61 +122,8 @@ class PageSelectionWrapper(AttentionWrapper):
             WrongShape, WrongStride, WrongDType, WrongDevice: the tensor is not as planned.
             InUse: another thread runs or plans this wrapper.
         """
-        held = self._guard
-        held.enter_plan()
-        try:
-            if self._batch is None:
-                raise self._not_planned()
-            before = self._selection
-            tensor = self._checked(selection, "selection", min(1, before.shape[0]))
-            if tensor.shape[0] < before.shape[0] or tensor.shape[2] != before.shape[2]:
-                raise WrongShape(
-                    name="selection",
-                    got=tuple(tensor.shape),
-                    expected=f"{tuple(before.shape)}, as planned",
-                    remedy=" Plan again with it, as kv_indices.",
-                )
-            if tensor.stride() != before.stride():
-                raise WrongStride(
-                    name="selection",
-                    got=tensor.stride(),
-                    expected=f"expected {before.stride()}, as planned",
-                    remedy="Plan again with it, or lay it out as the planned one.",
-                )
-            self._use(tensor)
-        finally:
-            held.leave_plan()
+        self._selected.select(selection)
 
-    def _use(self, tensor: torch.Tensor) -> None:
-        self._selection = tensor
-        self._params.set("indices", tensor.data_ptr())
-        assert self._launcher is not None  # `plan` refuses the reference
-        self._launcher.reads("selection", tensor)
-
-    def _checked(self, selection: Any, name: str, requests: int) -> torch.Tensor:
-        if isinstance(selection, (list, tuple)):  # runs would not see new contents of a list
-            reason = f"is a {type(selection).__name__}, and runs read it where it lies"
-            raise ArgumentError(
-                name=name, reason=f"{reason}: give a torch.int32 tensor on {self.device}"
-            )
-        tensor = as_torch(selection, name, shared=True)
-        refuse_freed(tensor, name, byte_span(tensor))
-        if tensor.device != self.device:
-            raise WrongDevice(name=name, got=str(tensor.device), expected=str(self.device))
-        if tensor.dtype != torch.int32:
-            raise WrongDType(
-                name=name,
-                got=str(tensor.dtype),
-                expected="torch.int32",
-                remedy="Runs read it where it lies; convert it with .to(torch.int32).",
-            )
-        heads = self.heads.num_kv
-        if tensor.dim() != 3 or tensor.shape[0] < requests or tensor.shape[1] != heads:
-            raise WrongShape(
-                name=name,
-                got=tuple(tensor.shape),
-                expected=f"[requests>={requests}, kv_head={heads}, budget]",
-            )
-        if tensor.numel() and tensor.shape[2] > 1 and tensor.stride(2) != 1:
-            raise WrongStride(name=name, got=tensor.stride(), expected="the last must be 1")
-        return tensor
+    def _selects(self) -> SelectedPages:
+        self._selected = SelectedPages(self._declared, self._state, self._compiled)
+        return self._selected

@@ -6,59 +6,41 @@ the kernel's parameters and launches, so that a CUDA graph can capture it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal, overload
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from warploom.calls import explained
-from warploom.codegen.build import Job, build_all
-from warploom.codegen.source import TileChoice, TileConfig
+from warploom.codegen.source import TileConfig
 from warploom.dsl.types.dtypes import DType
 from warploom.dsl.types.formats import KVFormat
-from warploom.dsl.types.spec import TracedVariant
-from warploom.dsl.values.stand_ins import unseen
-from warploom.dsl.variants.variant import Variant, as_variant
-from warploom.errors import ArgumentError, WrongCall
-from warploom.runtime.declaring.declare import (
-    as_format,
-    checked_flag,
-    checked_lse_scale,
-    checked_scale,
-    group_size,
-    make_spec,
-)
-from warploom.runtime.declaring.structure import traced_once
-from warploom.runtime.declaring.wrapper_options import checked_options, kernel_parts
-from warploom.runtime.devices.device import Backend, resolve_backend, resolve_device
-from warploom.runtime.devices.params import ParamBlock
-from warploom.runtime.devices.workspace import Workspace
+from warploom.dsl.values.stand_ins import uncompiled, unseen
+from warploom.dsl.variants.variant import Variant
+from warploom.errors import WrongCall
+from warploom.runtime.declaring.declared import DeclaredAttention
+from warploom.runtime.devices.device import resolve_device
 from warploom.runtime.formats import format_of
 from warploom.runtime.formats.base import Format
-from warploom.runtime.inputs.args import Geometry
+from warploom.runtime.formats.batch import Arguments
 from warploom.runtime.inputs.aux_outputs import AuxOutput, Requested
 from warploom.runtime.inputs.inputs import Inputs
-from warploom.runtime.launching.kernels import Kernels
-from warploom.runtime.launching.launch import Launcher
-from warploom.runtime.launching.pretransformed_keys import PretransformedKeys, Way
+from warploom.runtime.launching.prefetch import SMS
+from warploom.runtime.launching.pretransformed_keys import Way
 from warploom.runtime.operators import custom_op
-from warploom.runtime.planning.rules import Options
-from warploom.runtime.planning.visibility import Heads
-from warploom.runtime.strategies.planner import Planner
-from warploom.runtime.tensors.tensors import as_torch
-from warploom.runtime.wrappers.guard import Guard
-from warploom.runtime.wrappers.prefetching import Prefetching
+from warploom.runtime.wrappers.compiled import Compiled
+from warploom.runtime.wrappers.inspectable import Inspectable, lose_plan
+from warploom.runtime.wrappers.plan_state import PlanState
+from warploom.runtime.wrappers.planning import BatchPlanner
+from warploom.runtime.wrappers.prefetching import PagePrefetcher
+from warploom.runtime.wrappers.running import Runner
+from warploom.runtime.wrappers.selected_pages import SelectedPages
 from warploom.scheduler.model.bounds import Bounds
-from warploom.scheduler.plans.capacity import WorkspaceSize
-
-if TYPE_CHECKING:
-    from warploom.codegen.compilers.arch import Arch
-    from warploom.codegen.compilers.hostcc import HostTarget
-    from warploom.runtime.wrappers.explain import Explanation
 
 
-class AttentionWrapper(Prefetching):
+class AttentionWrapper(Inspectable):
     """Attention of one variant over one KV format, for batches of any lengths.
 
     A wrapper serves one batch at a time. Threads may run the same plan, one after the other. A
@@ -76,8 +58,7 @@ class AttentionWrapper(Prefetching):
         recorded: names of the outputs that the variant records values in.
     """
 
-    _declares_types = True  # so that messages may propose others
-    _plans_once = False
+    _serves_calls = False  # of `attention`: each gives all values, and captured plans stay
 
     @explained
     @unseen
@@ -145,106 +126,113 @@ class AttentionWrapper(Prefetching):
             WorkspaceTooSmall: `workspace` cannot hold all batches within the bounds.
             NoGpu, NoHostCompiler, NoCudaCompiler: the device or its compiler is missing.
         """
-        self._variant = as_variant(variant)
-        self._setup(traced_once(self._variant)[1], as_format(kv_format), num_q_heads, num_kv_heads,
-                    head_dim, head_dim_v, dtype, kv_dtype, resolve_device(device), backend,
-                    checked_flag("max_scores", max_scores))  # fmt: skip
-        self._lse_scale = checked_lse_scale(lse_base)
-        self.sm_scale = checked_scale(sm_scale, head_dim)
-        options, self.key_transform = checked_options(
-            self.spec, self.backend, self.planned_format(self.kv_format), self.heads.group_size,
-            bounds=bounds, cuda_graph=cuda_graph, batch_invariant=batch_invariant,
-            sm_limit=sm_limit, tile=tile, key_transform=key_transform, workspace=workspace,
+        declared = DeclaredAttention.of(
+            variant, lambda: resolve_device(device), backend, self.planned_format,
+            kv_format=kv_format, num_q_heads=num_q_heads, num_kv_heads=num_kv_heads,
+            head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype, kv_dtype=kv_dtype,
+            sm_scale=sm_scale, lse_base=lse_base, max_scores=max_scores, bounds=bounds,
+            cuda_graph=cuda_graph, batch_invariant=batch_invariant, sm_limit=sm_limit, tile=tile,
+            key_transform=key_transform, workspace=workspace,
         )  # fmt: skip
-        self._bounds = bounds
-        self.recorded = self.spec.variant.output_names
-        kept = bounds if options.fixed_tile else None
-        self._inputs = Inputs(self.spec.variant, self._geometry, kept)
-        self._inputs.bind(self._bound_inputs())
-        self._keeps_plans = options.fixed_tile or self._plans_once
-        self._guard = Guard(type(self).__name__, self._forget)
-        self.planned = None
-        self._batch = None
-        self._launcher = None  # none for the reference
-        if self.backend != "reference":
-            memory = None if workspace is None else as_torch(workspace, "workspace", shared=True)
-            self._connect(options, Workspace(self.device, memory, bounds is not None))
+        is_fixed, of_calls = declared.options.fixed_tile, self._serves_calls
+        geometry = declared.geometry(types_are_declared=not of_calls)
+        inputs = Inputs(declared.spec.variant, geometry, bounds if is_fixed else None)
+        inputs.bind({} if of_calls else declared.bound_inputs)
+        compiled = None
+        if declared.backend != "reference":
+            compiled = Compiled(declared, geometry, inputs, workspace)
+        owner = type(self).__name__
+        state = PlanState(owner, None if compiled is None else compiled.launcher)
+        super().__init__(declared, inputs, state, compiled)
         self.handle = custom_op.register_wrapper(self)
+        parts = declared, geometry, inputs, state, compiled, self._selects()
+        self._page_prefetcher = PagePrefetcher(geometry, bounds, state)
+        self._batch_planner = BatchPlanner(
+            *parts, self._page_prefetcher, lengths_are_checked=of_calls
+        )
+        self._runner = Runner(*parts, self.handle, owner, keeps_plans=is_fixed or of_calls)
 
     @classmethod
     def planned_format(cls, kv_format: KVFormat) -> Format[Any]:
         """The format as planners use it; raises ArgumentError if wrappers do not support it."""
         return format_of(kv_format)
 
-    def _setup(
-        self, traced: TracedVariant, kv_format: KVFormat, num_q_heads: int,
-        num_kv_heads: int | None, head_dim: int, head_dim_v: int | None,
-        dtype: str | DType | torch.dtype, kv_dtype: str | DType | torch.dtype | None,
-        device: torch.device, backend: str | None, max_scores: bool,
-    ) -> None:  # fmt: skip
-        self.device = device
-        self.backend: Backend = resolve_backend(backend, device)
-        num_kv_heads = num_q_heads if num_kv_heads is None else num_kv_heads
-        group_size(num_q_heads, num_kv_heads)
-        self.kv_format = kv_format
-        self.spec = make_spec(
-            traced, head_dim, head_dim_v, dtype, kv_format, device, kv_dtype, max_scores
-        )
-        self.heads = Heads(int(num_q_heads), int(num_kv_heads))  # from NumPy's, too
-        self._geometry = Geometry(
-            kv_format=kv_format,
-            num_q_heads=self.heads.num_q,
-            num_kv_heads=self.heads.num_kv,
-            head_dim_qk=self.spec.head_dim_qk,
-            head_dim_v=self.spec.head_dim_v,
-            dtype=getattr(torch, self.spec.dtype.name),
-            kv_dtype=getattr(torch, self.spec.stored_dtype.name),
-            device=device,
-            is_declared=self._declares_types,
-        )
+    def _selects(self) -> SelectedPages | None:
+        """The pages that a tensor names, of a `PageSelectionWrapper`."""
+        return None
 
-    def _connect(self, options: Options, workspace: Workspace) -> None:
-        """Create the parts that only a compiled back end has."""
-        self._workspace = workspace
-        made, pretransform, always = kernel_parts(self.spec, self.heads, self.key_transform)
-        self._kernels = Kernels(made, self.device, pretransform, always)
-        self._params = ParamBlock(self.spec)
-        for name, value in (
-            ("num_q_heads", self.heads.num_q),
-            ("num_kv_heads", self.heads.num_kv),
-            ("group_size", self.heads.group_size),
-            ("sm_scale", self.sm_scale),
-            ("lse_scale", self._lse_scale),
-        ):
-            self._params.set(name, value)
-        self._planner = Planner(
-            self.spec, self.heads, self._kernels, workspace, self._params, options, self.device
-        )
-        keys = (
-            PretransformedKeys(pretransform, self._geometry, self._params) if pretransform else None
-        )
-        self._launcher = Launcher(self._geometry, self._params, self._inputs, workspace, keys)
-        self._planner.reserve()
+    @uncompiled("a batch is planned outside of the compiled function, which runs it")
+    @partial(explained, refused=lose_plan)
+    def plan(
+        self,
+        qo_indptr: Any,
+        kv_indptr: Any,
+        kv_indices: Any = None,
+        last_page_len: Any = None,
+        *,
+        kv_lens: Any = None,
+        q_rows: int | None = None,
+        **inputs: Any,
+    ) -> None:
+        """Distribute the work of a batch, on the host or on the device.
 
-    @property
-    def target(self) -> Arch | HostTarget:
-        """What kernels are compiled for; not for the reference back end."""
-        return self._kernels.target
+        After any error except InUse there is no plan, so that `run` cannot serve the previous batch
+        in place of this one; this includes a misspelt or wrong input. Input values of earlier plans
+        stay, and those of the refused call are not kept. Memory stays where it is, and launches
+        that a CUDA graph holds may be replayed.
 
-    @property
-    def mask_scalars(self) -> frozenset[str]:
-        """Scalars that the mask reads: `plan` fixes them, and `run` refuses other values."""
-        return self._inputs.mask_scalars
+        Index arrays may be lists, NumPy arrays, or tensors of any DLPack producer. With declared
+        bounds and int32 tensors on the wrapper's device, a kernel on the current stream plans
+        (`runtime.strategies.planner` says when): nothing waits, and a CUDA graph can hold plan
+        and run. This kernel does not compare page numbers and ragged keys with k and v, since only
+        `run` gets the cache: a page number beyond the cache makes `run` read past its end. If the
+        device refuses a batch, `check_plan` reports it; runs of such a plan compute nothing, leave
+        `out` and `lse` as they were, and return new tensors uninitialised.
+        Page numbers may always be on the device; if the host plans, these are not checked at all.
+        Other device arrays are copied to the host if the host must plan, which waits for the
+        device. A plan copies all index arrays (a captured plan does so at each replay): runs do not
+        see what is written to the caller's arrays later.
 
-    @property
-    def mask_tensors(self) -> frozenset[str]:
-        """Tensors that the mask reads."""
-        return self._inputs.mask_tensors
+        Args:
+            qo_indptr: int32 [requests + 1], where each request's query rows begin.
+            kv_indptr: int32; dense and ragged: [requests + 1] in tokens; rolling: [requests + 1] in
+                tokens of whole sequences; paged: [requests + 1] in pages; block-sparse: [block rows
+                of all requests + 1] in blocks.
+            kv_indices: int32, pages or column blocks; indexed formats only. Entries from
+                kv_indptr[-1] on are not read.
+            last_page_len: int32 [requests], tokens in each last page; paged only.
+            kv_lens: int32 [requests], keys of each request; block-sparse only.
+            q_rows: number of rows that q will have, if the device plans; by default the most that
+                the bounds allow. (A plan by the host does not need it: with `cuda_graph`, runs take
+                a q with the batch's rows or, if the format is not dense and the back end is not the
+                reference, with the most rows that the bounds allow. Rows of `out` and `lse` behind
+                the batch's rows are not written.)
+            **inputs: values of the variant's fields. They stay for later plans until they are given
+                again; values given to `run` hold for that run only. Scalars of the mask are fixed
+                here. A tensor of the mask that is given on the host, here or to the variant, is
+                copied, and the planner uses its values to skip tiles; each plan reads it again, and
+                no run does. If only `run` gets such a tensor, the plan is still correct, but skips
+                no tiles because of its values; `check_lengths` then sees it in that run, and only
+                on the CPU. A plan by the device needs all values that the mask reads.
 
-    def _bound_inputs(self) -> dict[str, Any]:
-        """Values bound at construction that the traced functors read."""
-        bound = self._variant.inputs()
-        return {name: bound[name] for name in self.spec.variant.input_names if name in bound}
+        Runs wait for this plan, and it waits for earlier runs, on any streams. Replays of captured
+        runs are not tracked: replay on the stream of `plan`, or order the two.
+
+        Raises:
+            BadIndptr, BadLength, IndexOutOfRange, WrongShape, WrongDType: a wrong index array.
+            UnknownInput, WrongDevice: a wrong input.
+            ArgumentError: later rows of a step have overwritten keys of a rolling cache that its
+                first row sees, or another argument is not accepted.
+            MissingInput: a scalar of the mask has no value, or the device plans and a tensor of the
+                mask has none.
+            FrozenByGraph: with `cuda_graph`, an input that captured launches could not see.
+            BoundsExceeded, WorkspaceTooSmall: the batch does not fit.
+            PlanInvalid: WARPLOOM_VERIFY_PLANS is set, and warploom has made a wrong plan.
+            ForbiddenUnderCapture: the current stream is being captured, and the host must plan.
+            InUse: another thread runs or plans this wrapper; the previous plan stays.
+        """
+        given = Arguments(qo_indptr, kv_indptr, kv_indices, last_page_len, kv_lens, q_rows)
+        self._batch_planner.plan(given, inputs)
 
     @overload
     def run(
@@ -323,78 +311,56 @@ class AttentionWrapper(Prefetching):
             reason = "keys and values are one argument: run(q, (k, v)); the others need their names"
             raise WrongCall(function="run", reason=reason)
         if return_aux is not None or max_scores is not None or is_dynamo_compiling():
-            return self._run_with_aux(q, kv, out, lse, max_scores, return_lse, return_aux, inputs)
-        held = self._guard
-        if held.is_mine() or not held.try_enter(False):
-            held.wait()
-        try:
-            launcher = self._launcher
-            if (
-                launcher is not None
-                and launcher.is_admitted(q, kv, out, lse, return_lse)
-                and not ((inputs or self._inputs.learnt) and self._learnt(inputs))
-            ):
-                return launcher.launch(q, kv, out, lse, return_lse, inputs)
-        finally:
-            held.leave()
-            del held
-        return self._run_unknown(q, kv, out, lse, return_lse, inputs)
+            return self._runner.run_with_aux(
+                q, kv, out, lse, max_scores, return_lse, return_aux, inputs
+            )
+        return self._runner.run(q, kv, out, lse, return_lse, inputs)
 
-    def warm_up(self, progress: bool | None = None) -> None:
-        """Build the kernels of every tile that a plan can choose, in parallel, and load them.
+    @unseen
+    def prefetch(self, kv: Any, max_bytes: int, *, sms: int = SMS) -> int:
+        """Bring pages that the next run will read into L2, on the caller's current stream.
+
+        Only a plan knows which those are, and in which order: the first work items of all CTAs come
+        first. Enqueue it beside what the run waits for, such as a collective; it changes no result.
+        The pages are worked out at the first call after a plan, so layers share them. A wrapper
+        that has prefetched works them out in each `plan`, into the same memory, so that a captured
+        prefetch follows the plan as a captured run does: under the same bounds, with
+        `cuda_graph=True`. It keeps a table for each layout of caches and each budget.
 
         Args:
-            progress: whether to show a progress bar; by default the settings and the terminal
-                decide.
+            kv: the cache, as `run` takes it. A page must be one block of memory.
+            max_bytes: of keys and values together; whole pages only.
+            sms: CTAs that ask, each on an SM.
+
+        Returns:
+            Bytes that are asked for: less than the budget, if the plan reads less.
 
         Raises:
-            BuildFailed, CompileError and others of `codegen.build.build_all`.
+            NotPlanned: there is no plan, or the last one was refused.
+            BadBudget, BudgetTooSmall: it is no number of bytes, or below a page.
+            CannotPrefetch: the host does not know the pages, there are none, or they have memory in
+                parts alone, as those of a `VirtualCache` that are longer than 128 tokens.
+            HasGaps: a page is no block of memory.
+            WrongDevice, WrongShape, IndexOutOfRange: not the cache of this wrapper.
+            ForbiddenUnderCapture: what has to be worked out first, while a graph is captured.
+            InUse: another thread plans.
         """
-        build_all(self.build_jobs(), progress=progress)
-        for choice in self.choices():
-            self._kernels.get(choice)
-        if self.backend != "reference":
-            self._planner.prepare()
+        return self._page_prefetcher.prefetch(kv, max_bytes, sms)
 
-    def build_jobs(self, choices: Sequence[TileChoice] | None = None) -> list[Job]:
-        """Jobs for `codegen.build.build_all`, which can build several wrappers' kernels at once.
+    def check_run(self, q: torch.Tensor, kv: Any, inputs: dict[str, Any]) -> None:
+        """Raise what `run` would raise, without a launch, for callers that must check ahead.
 
         Args:
-            choices: tile choices to build for; `choices()` by default.
-        """
-        choices = self.choices() if choices is None else choices
-        sources = dict.fromkeys(found for one in choices for found in self._kernels.sources(one))
-        return [(source, self._kernels.target) for source in sources]
-
-    @property
-    def tile(self) -> TileConfig | None:
-        """The tile of the last plan; None before, and for the reference."""
-        return None if self.choice is None else self.choice.tile
-
-    def tiles(self) -> list[TileConfig]:
-        """Tiles that a plan can choose; none for the reference back end."""
-        return list(dict.fromkeys(choice.tile for choice in self.choices()))
-
-    def choices(self) -> list[TileChoice]:
-        """Those tiles, each with the flag whether a separate kernel transforms keys before."""
-        return [] if self.backend == "reference" else self._planner.choices()
-
-    def workspace_size(self, bounds: Bounds | None = None) -> WorkspaceSize:
-        """Exact bytes that any batch within the bounds needs (FlashInfer, appendix D).
-
-        Args:
-            bounds: the largest batch; the declared bounds by default.
+            q, kv: queries, keys and values, as `run` takes them.
+            inputs: values of the variant's fields for that run.
 
         Raises:
-            ArgumentError: there are no bounds, or the back end needs no workspace.
+            NotPlanned: there is no plan, or the last one was refused.
+            WrongDType, WrongDevice, WrongShape, IndexOutOfRange: a wrong tensor.
+            UnknownInput, MissingInput, PlanMismatch: a wrong input.
         """
-        bounds = bounds or self._bounds
-        if bounds is None or self.backend == "reference":
-            raise ArgumentError(name="bounds", reason="give the largest batch")
-        return self._planner.largest_size(bounds)
+        self._runner.check(q, kv, inputs)
 
-    def explain(self) -> Explanation:
-        """What was chosen and why; print it for a table, or read its `facts`."""
-        from warploom.runtime.wrappers.explain import explain  # rich is slow to import
-
-        return explain(self)
+    def learnt(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Values of fields, kept or given to a run, whose gradient may be requested."""
+        return self._runner.learnt(inputs)

@@ -199,7 +199,7 @@ class DecodeWrapper:
                 reason = f"has {len(own)} heads; with heads='own' this rank has {expected}"
                 raise ArgumentError(name="q", reason=reason)
             q = own[:1].expand(num_q, *own.shape[1:]).movedim(0, axis)
-        self.local._check_run(q, kv, inputs)
+        self.local.check_run(q, kv, inputs)
 
     def _attended(
         self, q: torch.Tensor, kv: Any, inputs: dict[str, Any], axis: int, with_lse: bool

@@ -107,7 +107,7 @@ def learnt_of(
         inputs: values of the variant's fields for it; wrappers know those that they keep.
     """
     wrappers = [local] if epilogue is None else [local, epilogue.wrapper]
-    return [*wanting(given), *(x for wrapper in wrappers for x in wrapper._learnt(inputs))]
+    return [*wanting(given), *(x for wrapper in wrappers for x in wrapper.learnt(inputs))]
 
 
 def has_output_transform(variant: Variant) -> bool:

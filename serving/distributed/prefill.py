@@ -205,7 +205,7 @@ class PrefillWrapper:
         assert self._tokens is not None
         tokens = self._tokens[self.rank] if self._is_ring else sum(self._tokens)
         keys = [x.new_empty((1, *x.shape[1:])).expand(tokens, *x.shape[1:]) for x in held]
-        self._parts[0].wrapper._check_run(q, tuple(keys), inputs)
+        self._parts[0].wrapper.check_run(q, tuple(keys), inputs)
 
     def _in_a_ring(self, q: Any, held: list[torch.Tensor], inputs: dict[str, Any]) -> States:
         assert self._tokens is not None

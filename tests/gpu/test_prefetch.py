@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import page_tables
 
 import warploom as wl
 from warploom.codegen.prefetch import SPAN
@@ -186,7 +187,7 @@ def test_a_captured_prefetch_follows_the_plan(cuda: Any) -> None:
         wanted = eager.run(q[: len(lens)] * 2, cache)
         torch.testing.assert_close(out[: len(lens)], wanted, rtol=2e-2, atol=2e-2)
         read = set(given[2].tolist())
-        (pages,) = attention._pages.values()
+        (pages,) = page_tables(attention)
         records = pages.table.read()
         step_bytes = cache.stride(0) * cache.element_size()
         assert set((records["offset"] // step_bytes).tolist()) <= read

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.fake_stream import FakeStream
+from support.parts import compiled
 
 import warploom as wl
 from warploom.errors import NotPlanned, NotReplayed
@@ -97,7 +98,7 @@ def make(bounds: wl.Bounds = BOUNDS, tile: wl.TileConfig | None = None) -> wl.At
         wl.Causal(), kv_format=wl.Paged(PAGE), num_q_heads=4, num_kv_heads=2, head_dim=16,
         dtype="float32", device="cpu", bounds=bounds, cuda_graph=True, tile=tile,
     )  # fmt: skip
-    strategy: Any = attention._planner._strategies[0]
+    strategy: Any = compiled(attention).planner._strategies[0]
     assert isinstance(strategy, DeviceStrategy)
     strategy._may_be = True
     return attention
@@ -126,7 +127,7 @@ def captured(device: Device, attention: wl.AttentionWrapper, given: list[torch.T
 
 
 def junk(attention: wl.AttentionWrapper, value: int) -> None:
-    attention._planner._memory.workspace.plan_ints.fill_(value)
+    compiled(attention).planner._memory.workspace.plan_ints.fill_(value)
 
 
 @pytest.mark.parametrize("value", [0, 1, -1, 7, 2**31 - 1])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.composed_variants import EveryHook, NormOfRequest
+from support.parts import compiled
 from support.sampling import few
 
 import warploom as wl
@@ -223,11 +224,11 @@ def test_bounds_hold_and_are_named_when_they_do_not() -> None:
     )
     size = wrapper.workspace_size()
     wrapper.plan(np.arange(5), **table)
-    address = wrapper._workspace.address("plan")
+    address = compiled(wrapper).workspace.address("plan")
     assert wrapper.planned is not None
     assert wrapper.planned.size == size
     wrapper.plan(np.arange(4), **page_table(320, [400, 450, 333], 16))
-    assert wrapper._workspace.address("plan") == address
+    assert compiled(wrapper).workspace.address("plan") == address
     with pytest.raises(errors.BoundsExceeded, match="max_kv_len"):
         wrapper.plan(np.arange(3), **page_table(640, [1000, 700], 16))
     deep = wl.RadixTree.from_tokens([list(range(n)) for n in (800, 801, 400, 399)], 16)

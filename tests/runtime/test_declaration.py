@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.gpu_planners import MakePlanner, choice, declared, planners
+from support.parts import compiled
 
 import warploom as wl
 from warploom.codegen.compilers.arch import ARCHS, Arch
@@ -133,12 +134,13 @@ def test_every_source_of_every_batch_on_the_cpu_is_named(
     assert isinstance(wrapper, wl.AttentionWrapper) and wrapper.device.type == "cpu"
     rng = np.random.default_rng(3)
     batches = [random_batch(declaration.kv_format, rng) for _ in range(50)]
-    choices = [*(choice(wrapper._planner, batch) for batch in batches), *wrapper.choices()]
-    met = {source.code for choice in choices for source in wrapper._kernels.sources(choice)}
+    made = compiled(wrapper)
+    choices = [*(choice(made.planner, batch) for batch in batches), *wrapper.choices()]
+    met = {source.code for choice in choices for source in made.kernels.sources(choice)}
     assert met <= named
     kv_format: Any = declaration.kv_format
     native = type(kv_format) in (wl.Dense, wl.Ragged, wl.Paged) and not declaration.batch_invariant
-    rules = wrapper._planner.rules
+    rules = made.planner.rules
     long = any(rules.assigns_longest_first(b, one.tile) for b in batches for one in choices)
     found = [code for code in named if "warploom_planner" in code]
     assert sum("LongestFirstPlanner" in code for code in found) == (native and long)

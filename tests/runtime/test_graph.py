@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.fake_stream import FakeStream
 from support.holds import FakeHold
+from support.parts import compiled
 
 from warploom.codegen.source import TileConfig
 from warploom.dsl.library.alibi import Alibi
@@ -302,8 +303,8 @@ def test_plans_are_not_read_back_under_capture(capture: dict[str, int]) -> None:
     with pytest.raises(ForbiddenUnderCapture, match="read back"):
         _ = made.planned.plan  # type: ignore[union-attr]
     with pytest.raises(ForbiddenUnderCapture, match="check_plan"):
-        made._planner.check_status()
+        compiled(made).planner.check_status()
     capture["on"] = False
     assert made.planned is not None
     assert len(made.planned.plan.items) > 0
-    made._planner.check_status()
+    compiled(made).planner.check_status()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.composed_variants import EveryHook
 from support.emulator import Emulator
+from support.parts import compiled
 from torch._higher_order_ops.flex_attention import math_attention
 from torch.nn.attention import flex_attention as torch_flex
 
@@ -316,7 +317,7 @@ def test_wrong_tensors_are_refused(backend: Any) -> None:
 def test_they_know_their_kernels() -> None:
     """Kernels that tell nothing are as they were."""
     plain, telling = declared(max_scores=False), declared()
-    texts = [wrapper._kernels.source(wrapper.choice).text for wrapper in (plain, telling)]  # type: ignore[arg-type]
+    texts = [compiled(wrapper).kernels.source(wrapper.choice).text for wrapper in (plain, telling)]  # type: ignore[arg-type]
     assert "max_scores" not in texts[0]
     assert "float* max_scores;" in texts[1]
     others = [line for line in texts[1].splitlines() if "max_scores" not in line]

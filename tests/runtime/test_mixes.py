@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.parts import compiled
 
 import warploom as wl
 from warploom.codegen.choice.role_choice import MANY_ROWS
@@ -61,7 +62,7 @@ def test_the_native_planner_counts_tiles_of_both_roles(
     measured: Any = planner.measure(given, None)
     assert isinstance(measured, Measured)
     by_numpy = make_batch(kv_format, *given[:4])
-    rules, mixes = wrapper._planner.rules, mixes_of(wrapper, group)
+    rules, mixes = compiled(wrapper).planner.rules, mixes_of(wrapper, group)
     if len(lengths) < 2 or max(rows * group for rows, _ in lengths) <= MANY_ROWS:
         assert not may_be_mixed(measured.sizes, group)
     expected = [counts(lengths, group, mask, choice.tile) for choice in CHOICES]
@@ -136,7 +137,7 @@ def test_heads_that_masks_read_are_known_before_anything_is_planned() -> None:
     expected = (22 * 25, 13)  # the first 2400 keys
     assert planner.count(batch.lengths, wrapper._inputs, sizes) == expected
     plain = make_batch(wl.Ragged(), *arguments([(700, 3000), (1, 2500)], wl.Ragged())[:4])
-    assert wrapper._planner.rules.role_tiles(plain, wrapper._inputs, sizes) == expected
+    assert compiled(wrapper).planner.rules.role_tiles(plain, wrapper._inputs, sizes) == expected
 
 
 def test_masks_of_unknown_values_are_counted_by_numpy() -> None:
@@ -153,7 +154,7 @@ def test_masks_of_unknown_values_are_counted_by_numpy() -> None:
     batch: Any = planner.measure(given, None)
     sizes = mixes_of(wrapper, 4).all[0].sizes
     assert planner.count(batch.lengths, wrapper._inputs, sizes) is None
-    assert wrapper._planner._role_tiles(batch, wrapper._inputs, sizes) == (22 * 21, 5)
+    assert compiled(wrapper).planner._role_tiles(batch, wrapper._inputs, sizes) == (22 * 21, 5)
 
 
 @pytest.mark.parametrize(

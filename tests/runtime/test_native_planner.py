@@ -20,6 +20,7 @@ from support.native_plans import (
     check_equal,
     draw_arguments,
 )
+from support.parts import compiled
 
 import warploom as wl
 from warploom.codegen.build import build
@@ -216,10 +217,10 @@ def test_lists_that_change_while_they_are_planned_are_refused() -> None:
     attention = wrapper()
     lists: Any = [np.array(x, np.int32) for x in ([0, 1, 2], [0, 1, 2], [0, 1], [4, 4])]
     attention.plan(*lists)
-    batch = attention._planner.read(Arguments(*lists))
+    batch = compiled(attention).planner.read(Arguments(*lists))
     lists[1][1] = 3
     with pytest.raises(RuntimeError, match="changed"):
-        attention._planner.plan(batch, attention._inputs)
+        compiled(attention).planner.plan(batch, attention._inputs)
 
 
 def wrapper(**options: Any) -> wl.AttentionWrapper:

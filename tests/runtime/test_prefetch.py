@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.holds import FakeHold, destroy_graphs
+from support.parts import page_tables
 
 import warploom as wl
 from warploom.errors import (
@@ -46,7 +47,7 @@ def table(lens: list[int], pages: Any) -> tuple[Any, ...]:
 
 
 def last_table(attention: wl.AttentionWrapper) -> SpanTable:
-    return list(attention._pages.values())[-1].table
+    return page_tables(attention)[-1].table
 
 
 def asked(attention: wl.AttentionWrapper) -> tuple[list[int], list[int]]:
@@ -128,7 +129,7 @@ def test_layouts_and_budgets_have_tables_that_stay_and_follow_plans(
     attention.plan([0, 1], *table([5], np.array([7, 3])))
     for call in calls:
         attention.prefetch(*call)
-    tables = [pages.table for pages in attention._pages.values()]
+    tables = [pages.table for pages in page_tables(attention)]
     attention.plan([0, 1, 2], *table([50, 9], np.arange(16)))
     assert [len(x.read()) for x in tables] == [32, 32, 4]
     monkeypatch.setattr(prefetching, "_of_graphs", kept := graph_hold.KeptForGraphs[SpanTable]())
@@ -138,7 +139,7 @@ def test_layouts_and_budgets_have_tables_that_stay_and_follow_plans(
         with pytest.raises(ForbiddenUnderCapture, match="before the capture"):
             attention.prefetch(joint, 3 * BYTES)
     assert list(kept) == tables[:2]
-    assert [pages.table for pages in attention._pages.values()] == tables
+    assert [pages.table for pages in page_tables(attention)] == tables
 
 
 def test_what_a_graph_reads_outlives_larger_tables_and_the_wrapper(

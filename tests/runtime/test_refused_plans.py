@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.parts import compiled
 
 import warploom as wl
 from warploom.errors import ArgumentError, BadIndptr, BoundsExceeded, NotPlanned, WrongShape
@@ -152,14 +153,14 @@ def test_a_plan_that_was_interrupted_leaves_nothing_half_done(
         attention.plan([0, 900], [0, 900])
     for each in (attention, fresh):
         each.plan([0, 900], [0, 900])
-    begin = attention._workspace.address("plan")
-    assert attention._params.get("header") == begin
-    assert begin < attention._params.get("items") < begin + attention._workspace.bytes
-    assert attention._launcher is not None
-    assert attention._launcher._kernel is attention.planned.kernel  # type: ignore[union-attr]
-    launched = attention._launcher.program
+    parts = compiled(attention)
+    begin = parts.workspace.address("plan")
+    assert parts.params.get("header") == begin
+    assert begin < parts.params.get("items") < begin + parts.workspace.bytes
+    assert parts.launcher._kernel is attention.planned.kernel  # type: ignore[union-attr]
+    launched = parts.launcher.program
     assert launched is not None
-    assert launched.attention.kernel is attention._launcher._kernel
+    assert launched.attention.kernel is parts.launcher._kernel
     assert torch.equal(attention.run(q, (k, v)), fresh.run(q, (k, v)))
 
 

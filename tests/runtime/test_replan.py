@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.on_gpu import Lengths, OnGpu, arguments, same_plans
+from support.parts import compiled, page_tables
 from support.sampling import few
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -153,7 +154,7 @@ def test_a_cpu_gets_the_plans_of_the_long_way(
     tile: TileConfig | None, kv_format: KVFormat, bounds: wl.Bounds | None, data: st.DataObject
 ) -> None:
     short, long = (wrapper(kv_format, tile=tile, bounds=bounds) for _ in range(2))
-    long._planner.replan = lambda *_: None  # type: ignore[method-assign]
+    compiled(long).planner.replan = lambda *_: None  # type: ignore[method-assign]
     for at, lengths in enumerate(data.draw(steps())):
         batch = spoiled(data.draw, arguments(lengths, kv_format, at))
         results: list[Any] = []
@@ -258,7 +259,7 @@ def test_prefetched_pages_are_those_of_each_plan(monkeypatch: pytest.MonkeyPatch
     made.prefetch(cache, 1 << 20)
     for _ in range(2):
         made.plan(*batch[:4])
-        assert all(pages.planned is made.planned for pages in made._pages.values())
+        assert all(pages.planned is made.planned for pages in page_tables(made))
     assert told == [False, True]
 
 

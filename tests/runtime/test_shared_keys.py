@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.emulator import Emulator
+from support.parts import compiled
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention, noop_mask
 
 import warploom as wl
@@ -70,8 +71,8 @@ def test_one_kernel_and_no_copy() -> None:
     )  # fmt: skip
     wrapper.plan([0, 6, 12, 18], [0, 40, 47, 87])
     out = wrapper.run(q, (k, v))
-    assert wrapper._params.get("k") == k.data_ptr()
-    assert wrapper._params.get("v") == v.data_ptr()
+    assert compiled(wrapper).params.get("k") == k.data_ptr()
+    assert compiled(wrapper).params.get("v") == v.data_ptr()
     assert out.shape == q.shape
     own = wl.AttentionWrapper(
         kv_format=wl.Dense(), num_q_heads=4, num_kv_heads=2, head_dim=DIM, dtype="float32",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import compiled
 
 import warploom as wl
 from warploom.codegen.source import TileConfig
@@ -29,7 +30,9 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def stamps_of(wrapper: Any) -> np.ndarray[Any, Any]:
     """All records of a workspace, of the plan's items first."""
-    found: np.ndarray[Any, Any] = wrapper._planner._memory.workspace.stamps.numpy().view(STAMP)
+    found: np.ndarray[Any, Any] = (
+        compiled(wrapper).planner._memory.workspace.stamps.numpy().view(STAMP)
+    )
     return found
 
 

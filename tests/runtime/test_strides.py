@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from support.emulator import Emulator
+from support.parts import compiled
 
 import warploom as wl
 from warploom import errors, notices
@@ -165,8 +166,7 @@ def ragged(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, Any]:
 def as_on_gpu() -> Iterator[wl.AttentionWrapper]:
     """A wrapper of the CPU that reaches memory as a GPU does."""
     wrapper = planned()
-    assert wrapper._launcher is not None
-    wrapper._launcher._misaligned = GPU - 1
+    compiled(wrapper).launcher._misaligned = GPU - 1
     yield wrapper
 
 
@@ -187,8 +187,8 @@ def test_calls_with_and_without_copies_take_turns(
             assert torch.equal(found, expected)
             assert given is None or found is given
             for name, i in (("q", 0), ("k", 1), ("v", 2)):
-                own = wrapper._params.get(name) == mixed[i].data_ptr()
-                assert own == (not turn >> i & 1) and wrapper._params.get(name) % GPU == 0
+                own = compiled(wrapper).params.get(name) == mixed[i].data_ptr()
+                assert own == (not turn >> i & 1) and compiled(wrapper).params.get(name) % GPU == 0
 
 
 def test_an_address_alone_is_seen_by_calls_that_are_known(

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 import torch
 from support.interrupts import interrupted_at
+from support.parts import compiled
 
 import warploom as wl
 from warploom.errors import InUse, NotPlanned, UnknownInput
 from warploom.runtime.launching.launch import Launcher
 from warploom.runtime.wrappers.guard import Guard
-from warploom.runtime.wrappers.planning import Planning
-from warploom.runtime.wrappers.running import Running
+from warploom.runtime.wrappers.plan_state import PlanState
+from warploom.runtime.wrappers.planning import BatchPlanner
+from warploom.runtime.wrappers.running import Runner
 
 ROWS, KEYS, HEADS, DIM = 48, 192, 4, 32
 
@@ -82,7 +84,7 @@ def test_runs_of_several_threads_are_those_of_one(backend: str | None) -> None:
 def held_up(wrapper: wl.AttentionWrapper) -> Iterator[threading.Event]:
     """Another thread's run, that does not end before the event is set."""
     inside, go_on = threading.Event(), threading.Event()
-    launcher: Any = wrapper._launcher
+    launcher: Any = compiled(wrapper).launcher
     enqueue = launcher._enqueue
 
     def slow(stream: int) -> None:
@@ -196,17 +198,18 @@ def test_an_interrupt_anywhere_leaves_a_wrapper_that_can_be_used(call: str) -> N
     calls: dict[str, Callable[[], Any]] = {
         "plan": lambda: wrapper.plan([0, ROWS], [0, KEYS]), "run": lambda: wrapper.run(q, (k, v)),
     }  # fmt: skip
+    within = Guard, PlanState, BatchPlanner, Runner, Launcher, type(wrapper)
     lost = step = 0
     for step in range(10**4):
-        with interrupted_at(step, Guard, Planning, Running, Launcher, type(wrapper)) as came:
+        with interrupted_at(step, *within) as came:
             calls[call]()
-        lost += wrapper._guard.is_mine()
+        lost += wrapper._state.guard.is_mine()
         try:  # there is no plan if the interrupt came within one
             found = wrapper.run(q, (k, v))
         except NotPlanned:
             wrapper.plan([0, ROWS], [0, KEYS])
             found = wrapper.run(q, (k, v))
-        assert torch.equal(found, expected) and not wrapper._guard.is_mine()
+        assert torch.equal(found, expected) and not wrapper._state.guard.is_mine()
         if not came:
             break
     assert 0 < lost < step
@@ -215,7 +218,7 @@ def test_an_interrupt_anywhere_leaves_a_wrapper_that_can_be_used(call: str) -> N
 def test_no_run_serves_the_batch_before_a_refused_plan_whose_refusal_was_interrupted() -> None:
     wrapper = planned()
     q, k, v = tensors(1)
-    within = type("Within", (), {n: vars(Planning)[n] for n in ("_plan_anew", "_forget")})
+    within = type("Within", (), {"anew": BatchPlanner._plan_anew, "forget": PlanState.forget})
     for step in range(10**3):
         wrapper.plan([0, ROWS], [0, KEYS])
         wrapper.run(q, (k, v))
@@ -268,7 +271,7 @@ def test_threads_may_run_over_selected_pages() -> None:
             assert torch.equal(wrapper.run((1 + at) * q, cache), expected[at])
 
     hammer(lambda: work(0), lambda: work(1))
-    held = wrapper._guard
+    held = wrapper._state.guard
     assert held.try_enter(False)
     try:
         with pytest.raises(InUse, match="PageSelectionWrapper is in use"):

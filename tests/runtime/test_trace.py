@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import compiled
 
 import warploom as wl
 from warploom import errors
@@ -198,7 +199,7 @@ def test_the_plan_is_read_from_memory_where_a_replay_may_have_changed_it() -> No
     wrapper = make()
     first, _ = traced_run(wrapper)
     assert wrapper.planned is not None and wrapper.planned.plan is not None  # it is kept
-    memory = wrapper._planner._memory
+    memory = compiled(wrapper).planner._memory
     assert memory.room is not None
     items = memory.workspace.plan_ints[memory.room.offsets["items"] :]
     items[1] = 1 - items[1]  # the key/value head of the first item

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parts import compiled
 
 import warploom as wl
 from warploom.errors import NotPlanned, PlanInvalid
@@ -109,7 +110,7 @@ def test_what_a_native_planner_wrote_is_read_back_and_checked(
 
     def wrong(self: Any, inputs: Any, site: Any, address: int) -> None:
         on_host(self, inputs, site, address)
-        damage(attention._workspace.plan_ints.numpy(), site.room)
+        damage(compiled(attention).workspace.plan_ints.numpy(), site.room)
 
     monkeypatch.setattr(HostPlanner, "plan", wrong)
     with pytest.raises(PlanInvalid, match=expected):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.fake_stream import FakeStream
+from support.parts import compiled
 
 from warploom.dsl.library.causal import Causal
 from warploom.dsl.types.formats import Ragged
@@ -202,7 +203,7 @@ def test_memory_that_may_be_dropped_is_kept_for_each_stream_that_reads_it(
         TwoBiases(near=near, far=far), num_q_heads=1, head_dim=32, device="cpu", workspace=memory
     )
     wrapper.plan([0, 4], [0, 4])
-    launcher = wrapper._launcher
+    launcher = compiled(wrapper).launcher
     assert launcher is not None
     kept: list[tuple[int, Any]] = []
     # a machine without a device, on which all but `far` lies
@@ -240,7 +241,7 @@ def test_tiles_of_other_heights_do_not_share_addresses_of_partial_results() -> N
     for qo_indptr in (list(range(requests + 1)), [0] + [requests] * requests):
         wrapper.plan(qo_indptr, kv_indptr)
         out = wrapper.run(q, (k, v))
-        planned, room = wrapper.planned, wrapper._planner._memory.room
+        planned, room = wrapper.planned, compiled(wrapper).planner._memory.room
         assert planned is not None and room is not None
         found.append((planned.kernel.tile.rows, room))
     assert found[0][0] != found[1][0]

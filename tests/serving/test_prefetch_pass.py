@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.parts import page_tables
 from support.prefetching_ranks import check_two_ranks
 from torch import nn
 from torch.fx import Graph, GraphModule, symbolic_trace
@@ -237,7 +238,7 @@ def test_runs_have_their_pages_prefetched_with_what_weights_leave(
     assert len(inserted.pages) == 1 and inserted.bytes == 16 * 16 * 4
     (node,) = (n for n in inner.graph.nodes if "prefetch_pages" in str(n.target))
     assert node.args[4] == limit - 16 * 16 * 4
-    (pages,) = attention._pages.values()
+    (pages,) = page_tables(attention)
     assert pages.bytes == 3 * 2 * 4 * 2 * 8 * 4
 
 
