@@ -21,7 +21,7 @@ from warploom.runtime.planning.rules import Rules
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.strategies.size_classes import SizeClass
 from warploom.scheduler.model.bounds import INT32_MAX
-from warploom.scheduler.model.problem import SHARING_TILES
+from warploom.scheduler.model.constants import SHARING_TILES
 
 _GUARD = struct.Struct("=3q23i4x")  # warploom::ReplanGuard
 _UNASKED = (0,) * 3, (1, 1, 1, 1, 0), (0,) * 4  # values if it is not checked that two roles pay

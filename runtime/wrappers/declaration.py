@@ -46,7 +46,7 @@ from warploom.runtime.wrappers.append import Appender
 from warploom.runtime.wrappers.selection import PageSelectionWrapper
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.model.bounds import Bounds
-from warploom.scheduler.model.layout import c_structs
+from warploom.scheduler.model.layout import c_planning
 
 # SM counts that a GPU, or a part of one (MIG), can have. A tile that bounds fix depends on this
 # count, which differs between GPUs of one architecture; the largest so far has 192 SMs.
@@ -140,12 +140,12 @@ class AttentionDeclaration(Declaration):
         tiles = [one.tile for one in choices]
         for has_roles, longest_first in sorted(planner_kinds(tiles, options, heads.group_size)):
             planner = PlannerSpec(spec.variant, has_roles, longest_first=longest_first)
-            source = planner.render("cpp", c_structs(roles=has_roles))
+            source = planner.render("cpp", c_planning(has_roles))
             yield from ((source, host) for host in hosts)
         if isinstance(target, Arch) and declared and stored.plans_on_device:
             for has_roles in sorted({bool(tile.of_roles) for tile in tiles}):
                 planner = PlannerSpec(spec.variant, has_roles)
-                yield planner.render("cuda", c_structs(roles=has_roles)), target
+                yield planner.render("cuda", c_planning(has_roles)), target
 
     def _checked(self, target: Arch | HostTarget) -> tuple[AttentionSpec, Heads, Options, _Parts]:
         kind = "cuda" if isinstance(target, Arch) else "cpu"

@@ -9,22 +9,11 @@ import numpy.typing as npt
 
 from warploom.errors import ArgumentError, WrongDType
 from warploom.scheduler.model.bounds import check_segments
+from warploom.scheduler.model.constants import SHARING_TILES
 from warploom.scheduler.model.cost import CostModel
 from warploom.scheduler.model.layout import SEGMENT, Ints, Records
 from warploom.scheduler.model.roles import FIRST, Role, RolePrices, check_roles, roles_of
 from warploom.scheduler.model.visibility import Visibility
-
-# The order by cost and the load limit are exact to 1/TOLERANCE of the mean load only, so that tiles
-# of like cost may stay in the order of their heads and rows: CTAs that run at the same time then
-# read the same keys.
-TOLERANCE = 64
-# Tiles are cut only if some CTA's load is 1/WORTH_CUTTING above the mean, and if cutting takes
-# 1/WORTH_SAVING off the largest load: costs are not known more exactly than that.
-WORTH_CUTTING = 16
-WORTH_SAVING = 32
-# With this many tiles per segment or more, tiles are assigned in the order of their keys. All tiles
-# of a segment read the same keys; fewer tiles share too little in the cache to decide the order.
-SHARING_TILES = 4
 
 
 @dataclass(frozen=True)
