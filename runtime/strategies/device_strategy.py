@@ -61,7 +61,7 @@ class DeviceStrategy:
         rows = bounds.max_q_rows if given.q_rows is None else given.q_rows
         batch = OnDevice.of(tensors, requests, rows, bounds)
         choice = rules.one_tile(batch)
-        if choice.pretransformed_keys or rules.assigns_longest_first(batch, choice.tile):
+        if choice.pretransformed_keys or rules.partition(batch, choice.tile).deals:
             return None
         if requests > min(bounds.max_requests, bounds.segments):
             most = min(bounds.max_requests, bounds.segments)
@@ -78,7 +78,7 @@ class DeviceStrategy:
         if not isinstance(batch, OnDevice):
             return None
         size_class = self._classes.of(batch, choice)
-        assert size_class.longest_first is None  # checked by `read`
+        assert not size_class.partition.deals  # checked by `read`
         if not size_class.site.is_in_range:
             reason = "allow more work than the device's planner counts; declare smaller ones"
             raise ArgumentError(name="bounds", reason=f"{reason}, or give the lengths on the host")

@@ -40,7 +40,8 @@ from warploom.runtime.declaring.wrapper_options import checked_options, kernel_p
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.pretransformed_keys import Way
 from warploom.runtime.planning.composed import rules_of
-from warploom.runtime.planning.rules import Options, planner_kinds
+from warploom.runtime.planning.planner_kinds import planner_kinds
+from warploom.runtime.planning.rules import Options
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.wrappers.append import Appender
 from warploom.runtime.wrappers.selection import PageSelectionWrapper
@@ -138,9 +139,9 @@ class AttentionDeclaration(Declaration):
         stored = self._wrapper.planned_format(spec.kv_format)
         declared = options.bounds is not None
         tiles = [one.tile for one in choices]
-        for has_roles, longest_first in sorted(planner_kinds(tiles, options, heads.group_size)):
-            planner = PlannerSpec(spec.variant, has_roles, longest_first=longest_first)
-            source = planner.render("cpp", c_planning(has_roles))
+        for kind in planner_kinds(tiles, options, heads.group_size):
+            planner = PlannerSpec(spec.variant, kind.has_roles, longest_first=kind.deals)
+            source = planner.render("cpp", c_planning(kind.has_roles))
             yield from ((source, host) for host in hosts)
         if isinstance(target, Arch) and declared and stored.plans_on_device:
             for has_roles in sorted({bool(tile.of_roles) for tile in tiles}):
