@@ -1,9 +1,9 @@
 """Source of the planners that hosts and devices run: one text per mask.
 
 The algorithms lie in `templates/common/warploom/planner/` and, longest first, for hosts alone, in
-`templates/cpu/warploom/host_planner/`; rendered text adds the records, the
-parameters and the mask's interval analysis. Tile sizes, heads and formats are parameters, so all
-variants without a mask share one planner.
+`templates/cpu/warploom/host_planner/`; rendered text adds the constants and records of planning,
+the parameters and the mask's interval analysis. Tile sizes, heads and formats are parameters, so
+all variants without a mask share one planner.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from warploom.dsl.types.spec import TracedVariant
 
 # of hosts alone
 MEASURE, ROLE_TILES, REPLAN = "warploom_measure", "warploom_role_tiles", "warploom_replan"
-OPTIONS = 4  # `kOptions` of shape.hpp: candidates for the boundaries of a line
 
 # Members of the planner's `Params`, in the order in which the runtime writes them.
 INPUTS = ("qo_indptr", "kv_indptr", "last_page_len", "kv_indices")
@@ -54,8 +53,6 @@ SITE = (
     ("per_tile", "cost of a key tile"),
     ("grain", "key tiles of the shortest piece"),
     ("partial", "cost of a partial result"),
-    ("few", "items of a slice for whose sake fewer CTAs work"),
-    ("snap", "a boundary moves up to 1/snap of the mean load to the end of an item"),
 )
 # Behind these where there are two roles; those of prefills are above. Lines and slices are not
 # fixed then.
@@ -70,33 +67,21 @@ ROLE_SITE = (
     ("prefill_price", "picoseconds of a unit of cost"),
     ("decode_price", "picoseconds of a unit of cost of decodes"),
     ("saturating", "decoding CTAs that saturate memory"),
-    ("per_idle_prefill", "1 of so many CTAs that neither role needs prefills"),
-    ("per_shared_prefill", "1 of so many prefills is for any CTA"),
     ("shortest_cut", "key tiles of the shortest prefill that is cut"),
-    ("per_idle_cta", "1 of so many decoding CTAs may stay without work"),
-    ("per_shared_decode", "1 of so many decodes is for any CTA that decodes"),
     ("decode_claim", "least cost of a shared list of decodes"),
     ("cached_keys", "keys of one head that the cache holds; 0: all"),
 )
-# Where tiles are assigned the longest first; lines and slices have no meaning then.
-LEVEL_SITE = (
-    ("section_keys", "keys of one head that the cache holds; 0: no sections"),
-    ("sharing_tiles", "tiles of a segment from which on they are assigned by sections"),
-    ("tolerance", "order and limit are kept to 1/tolerance of the mean load"),
-    ("worth_cutting", "tiles are cut if a load is 1/worth_cutting above the mean"),
-    ("worth_saving", "and if that takes 1/worth_saving of the largest load"),
-    ("tried", "limits at a time"),
-)
-LIST_SITE = (ROLE_SITE[0], *LEVEL_SITE)  # behind SITE; the first is `active_ctas`
-# Behind ROLE_SITE and LEVEL_SITE where some prefills are dealt: costs by which they are, and which.
+# Behind SITE where tiles are assigned the longest first; lines and slices have no meaning then.
+_SECTIONS = ("section_keys", "keys of one head that the cache holds; 0: no sections")
+LIST_SITE = (ROLE_SITE[0], _SECTIONS)  # the first is `active_ctas`
+# Behind ROLE_SITE where some prefills are dealt: costs by which they are, and when.
 DEAL_SITE = (
+    _SECTIONS,
     ("deal_cost_fixed", "cost of an item without keys"),
     ("deal_cost_per_tile", "cost of a key tile"),
     ("deal_cost_grain", "key tiles of the shortest piece"),
     ("deal_cost_partial", "cost of a partial result"),
-    ("most_dealt_per_cta", "prefills beside decodes for each that prefills; 0: none are dealt"),
-    ("fewest_dealers", "CTAs that prefill beside decodes"),
-    ("smallest_group", "query heads of a key/value head, if no round would be left out"),
+    ("deals_beside_decodes", "1: some prefills beside decodes may be dealt; 0: none"),
 )
 
 
@@ -153,7 +138,7 @@ class PlannerSpec(KernelSpec):
         """Numbers of a kernel, in order."""
         if not self.has_roles:
             return (*SITE, *LIST_SITE) if self.longest_first else SITE
-        return (*SITE, *ROLE_SITE, *((*LEVEL_SITE, *DEAL_SITE) if self.longest_first else ()))
+        return (*SITE, *ROLE_SITE, *(DEAL_SITE if self.longest_first else ()))
 
     @property
     def _header(self) -> str:
@@ -191,50 +176,6 @@ class PlannerSpec(KernelSpec):
 
     def launch(self, arch: Arch) -> LaunchShape:
         return LaunchShape(self.threads, self.RESERVED + self.scratch, 1)
-
-
-def scratch_bytes(max_tiles: int, max_requests: int, slices: int) -> int:
-    """Size of `Scratch` in templates/common/warploom/planner/scratch.hpp; a test compares them."""
-    return _scratch_bytes(max_tiles, max_requests, slices, OPTIONS * (slices + 1))
-
-
-def role_scratch_bytes(
-    max_tiles: int, max_requests: int, active_ctas: int, slices: tuple[int, int]
-) -> int:
-    """The same of two roles: prefills, and decodes behind them.
-
-    Args:
-        max_tiles, max_requests: of batches.
-        active_ctas: CTAs that may get work.
-        slices: of each role's lines for each of them.
-    """
-    of_prefills, of_decodes = (n * active_ctas for n in slices)
-    prefills = _scratch_bytes(max_tiles, max_requests, of_prefills, of_prefills + 1)
-    options = OPTIONS * (active_ctas + 1)
-    decodes = _scratch_bytes(max_requests, max_requests, of_decodes, options)
-    return -(-prefills // 8) * 8 + decodes
-
-
-def _scratch_bytes(max_tiles: int, max_requests: int, slices: int, marks: int) -> int:
-    wide = 8 * (max_tiles + 1) + 16 * min(max_tiles, max_requests)
-    boundaries = 8 * marks + (8 + 4) * (slices + 1)
-    return wide + boundaries + (8 + 3 * 4) * max_tiles + 4 * (max_requests + 1)
-
-
-def list_scratch_bytes(
-    max_tiles: int, max_requests: int, slices: int, num_kv_heads: int, num_ctas: int
-) -> int:
-    """The same of longest_first_planner.hpp."""
-    tiles = -(-scratch_bytes(max_tiles, max_requests, slices) // 8) * 8
-    return tiles + deal_scratch_bytes(max_tiles, max_requests, num_kv_heads, num_ctas)
-
-
-def deal_scratch_bytes(max_tiles: int, max_requests: int, num_kv_heads: int, num_ctas: int) -> int:
-    """Of `Dealing` in dealing.hpp, with what its order and levelling take."""
-    items = (16 + 12) * max_tiles * num_kv_heads
-    ctas = (8 + 32 + 4 + 4 + 4 + 8 + 8) * num_ctas + 8 + 4
-    levelling = (2 * 8 + 3 * 4 + 2 * 16) * num_ctas
-    return -(-(items + 8 * max_requests + ctas + 4 + levelling) // 8) * 8
 
 
 def _mask(variant: TracedVariant) -> Node | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.scheduler.model.bounds import INT32_MAX, Bounds
 from warploom.scheduler.model.cost import PIECE
 from warploom.scheduler.model.layout import Records
-from warploom.scheduler.model.problem import Problem, tiles_share_keys
+from warploom.scheduler.model.problem import Partition, Problem, tiles_share_keys
 from warploom.scheduler.model.roles import FIRST, Role, RolePrices
 from warploom.scheduler.model.visibility import Visibility
 from warploom.scheduler.partition.fixed import ChunkCounts
@@ -250,13 +250,13 @@ class Rules:
         """CTAs that may get work."""
         return min(self.options.sm_limit or kernel.num_ctas, kernel.num_ctas)
 
-    def assigns_longest_first(self, batch: Batch, tile: TileConfig) -> bool:
-        """Whether tiles are assigned longest first; else a Stream-K partition cuts lines of them.
+    def partition(self, batch: Batch, tile: TileConfig) -> Partition:
+        """How tiles are assigned.
 
-        With two roles: whether prefills may be dealt (`Problem.may_deal`), as hosts do. A device
-        leaves all on lines, since dealing has little for its threads to do side by side.
+        With two roles hosts may deal prefills. A device leaves all on lines, since dealing has
+        little for its threads to do side by side.
 
-        With one tile: False if segments have few tiles, or if there are few tiles for the GPU's
+        With one tile: on lines if segments have few tiles, or if there are few tiles for the GPU's
         SMs. The order of tiles that share keys matters to the cache, so long prefills are assigned
         longest first, section by section; for decoding and appending a Stream-K partition is as
         good, and a device can make it. With at most half as many tiles as SMs every tile is cut,
@@ -264,10 +264,12 @@ class Rules:
         of them find the keys in the cache.
         """
         if self.options.batch_invariant:
-            return True  # chunks of fixed size
+            return Partition.FIXED
         if tile.decode is not None:
-            return not isinstance(batch, OnDevice)
-        return self._tiles_share_keys(batch, tile) and self._has_many_tiles(batch, tile)
+            return Partition.ROLES if isinstance(batch, OnDevice) else Partition.ROLES_DEALT
+        if self._tiles_share_keys(batch, tile) and self._has_many_tiles(batch, tile):
+            return Partition.LONGEST_FIRST
+        return Partition.LINES
 
     def _tiles_share_keys(self, batch: Batch, tile: TileConfig) -> bool:
         fused = batch.sizes.segment_rows * self.heads.group_size
@@ -285,7 +287,7 @@ class Rules:
         """Keys of one head that half of the L2 holds, if several tiles read the same; else None."""
         if tile.of_roles or not self._tiles_share_keys(batch, tile):
             return None
-        return self.cached_keys if self.assigns_longest_first(batch, tile) else None
+        return None if self.partition(batch, tile) is Partition.LINES else self.cached_keys
 
     @cached_property
     def cached_keys(self) -> int | None:
@@ -320,7 +322,7 @@ class Rules:
             split_size=self._split_size,
             section_keys=self._section_keys(batch, tile),
         )
-        problem = problem.assigned(self.assigns_longest_first(batch, tile))
+        problem = problem.assigned(self.partition(batch, tile))
         return make_plan(problem, batch.indices), visibility
 
     def problem(self, segments: Records, kernel: Kernel, visibility: Visibility) -> Problem:
@@ -351,25 +353,6 @@ class Rules:
     def check_of(self, arrays: Arrays) -> Check:
         """The check for a plan of this batch."""
         return verify
-
-
-def may_be_longest_first(tile: TileConfig, options: Options, group_size: int) -> bool:
-    """Whether tiles of some batch, within the bounds if any, are assigned longest first."""
-    bounds = options.bounds
-    if options.batch_invariant or tile.decode is not None:
-        return False
-    if bounds is None:
-        return True
-    return tiles_share_keys(bounds.max_q_rows * group_size, tile.rows, 1)  # for a single segment
-
-
-def planner_kinds(
-    tiles: Iterable[TileConfig], options: Options, group_size: int
-) -> set[tuple[bool, bool]]:
-    """Kinds of native host planners that batches may need: (has two roles, longest first)."""
-    tiles = set(tiles)
-    kinds = {(bool(tile.of_roles), bool(tile.of_roles)) for tile in tiles}
-    return kinds | {(False, True) for t in tiles if may_be_longest_first(t, options, group_size)}
 
 
 def roles_of_tile(tile: TileConfig) -> tuple[Role, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from warploom.codegen.build import build
-from warploom.codegen.planner_source import OPTIONS, PlannerSpec
+from warploom.codegen.planner_source import PlannerSpec
 from warploom.codegen.source import TileChoice
 from warploom.dsl.types.formats import KVFormat
 from warploom.errors import ArgumentError, BoundsExceeded, MissingInput
@@ -19,7 +19,8 @@ from warploom.runtime.strategies.site import Site
 from warploom.runtime.strategies.size_classes import SizeClasses
 from warploom.runtime.strategies.strategy import Planned
 from warploom.runtime.tensors.index_arrays import is_index_tensor
-from warploom.scheduler.model.layout import c_structs
+from warploom.scheduler.model.constants import OPTIONS
+from warploom.scheduler.model.layout import c_planning
 
 _MOST_THREADS = 1024
 _MOST_TEAMS = 32  # every team finds all cuts; teams share the writing
@@ -44,7 +45,7 @@ class DeviceStrategy:
         if self._may_be:
             has_roles = self._rules.always_has_roles
             spec = PlannerSpec(self._rules.spec.variant, has_roles)
-            source = spec.render("cuda", c_structs(roles=has_roles))
+            source = spec.render("cuda", c_planning(has_roles))
             build(source, cuda_facts(self._rules.device.index).arch)
 
     def read(self, given: Arguments) -> OnDevice | None:
@@ -60,7 +61,7 @@ class DeviceStrategy:
         rows = bounds.max_q_rows if given.q_rows is None else given.q_rows
         batch = OnDevice.of(tensors, requests, rows, bounds)
         choice = rules.one_tile(batch)
-        if choice.pretransformed_keys or rules.assigns_longest_first(batch, choice.tile):
+        if choice.pretransformed_keys or rules.partition(batch, choice.tile).deals:
             return None
         if requests > min(bounds.max_requests, bounds.segments):
             most = min(bounds.max_requests, bounds.segments)
@@ -77,7 +78,7 @@ class DeviceStrategy:
         if not isinstance(batch, OnDevice):
             return None
         size_class = self._classes.of(batch, choice)
-        assert size_class.longest_first is None  # checked by `read`
+        assert not size_class.partition.deals  # checked by `read`
         if not size_class.site.is_in_range:
             reason = "allow more work than the device's planner counts; declare smaller ones"
             raise ArgumentError(name="bounds", reason=f"{reason}, or give the lengths on the host")
@@ -137,7 +138,7 @@ class DevicePlanner:
             CompileForbidden: a CUDA graph is being captured.
             CompileError, NoCudaCompiler, LaunchError: the kernel could not be built.
         """
-        source = spec.render("cuda", c_structs(roles=spec.has_roles))
+        source = spec.render("cuda", c_planning(spec.has_roles))
         kernel = load(spec, source, cuda_facts(device.index).arch, device, teams)
         self._name, self._device = spec.variant.name, device
         self.params = PlannerParams(spec.variant, spec.has_roles)

@@ -24,7 +24,7 @@ from warploom.runtime.strategies.replan import ReplanGuard
 from warploom.runtime.strategies.site import Site
 from warploom.runtime.tensors.index_arrays import IndexArrays, IndexReader
 from warploom.scheduler.model.bounds import INT32_MAX, Bounds
-from warploom.scheduler.model.layout import c_structs
+from warploom.scheduler.model.layout import c_planning
 
 _ANY = Bounds(MAX_LENGTH, MAX_LENGTH, MAX_LENGTH, INT32_MAX)
 _MEASURE = struct.Struct("=7i")  # warploom::Measure
@@ -63,7 +63,7 @@ class HostPlanner:
             NoHostCompiler, CompileError, CompileForbidden: the planner cannot be built.
         """
         spec = PlannerSpec(variant, has_roles, longest_first=longest_first)
-        source = spec.render("cpp", c_structs(roles=has_roles))
+        source = spec.render("cpp", c_planning(has_roles))
         artifact = build(source, host_target())
         library = load_library(artifact)
         self._plan = library[artifact.entry]

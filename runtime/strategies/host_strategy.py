@@ -9,11 +9,12 @@ from warploom.errors import CompileForbidden, NoHostCompiler, WarploomError
 from warploom.logs import log
 from warploom.runtime.formats.batch import Arguments, Batch, Measured, RoleSizes, RoleTiles
 from warploom.runtime.inputs.inputs import Inputs
-from warploom.runtime.planning.rules import planner_kinds
+from warploom.runtime.planning.planner_kinds import host_partition, planner_kinds
 from warploom.runtime.strategies.host_planner import HostPlanner
 from warploom.runtime.strategies.replan import ReplanGuard
 from warploom.runtime.strategies.size_classes import SizeClass, SizeClasses, Values, values_of
 from warploom.runtime.strategies.strategy import Planned
+from warploom.scheduler.model.problem import Partition
 
 _BY = "the host, natively"
 
@@ -26,7 +27,7 @@ class HostStrategy:
         options = rules.options
         self._classes = classes
         self._may_be = options.may_plan_natively
-        self._planners: dict[tuple[bool, bool], HostPlanner | None] = {}
+        self._planners: dict[Partition, HostPlanner | None] = {}
         self._last: HostPlanner | None = None  # also measures: the next batch is mostly alike
         self._guard: ReplanGuard | None = None  # of the last batch that was planned here
         # The same guard, with the input values of that plan. Set only if no other strategy has
@@ -37,23 +38,23 @@ class HostStrategy:
     def _found(self) -> HostPlanner | None:
         """The current planner, made when first needed; None if it cannot be built."""
         if self._last is None and self._may_be:
-            has_roles = self._classes.rules.always_has_roles
-            self._last = self._of(has_roles, longest_first=has_roles)
+            self._last = self._of(host_partition(self._classes.rules.always_has_roles))
             self._may_be = self._last is not None
         return self._last
 
-    def _of(self, has_roles: bool, longest_first: bool) -> HostPlanner | None:
-        """The planner for plans with or without roles, longest first or not."""
-        kind = has_roles, longest_first
+    def _of(self, kind: Partition) -> HostPlanner | None:
+        """The planner for plans of a partition."""
         if kind not in self._planners:
-            self._planners[kind] = self._made(*kind)
+            self._planners[kind] = self._made(kind)
         return self._planners[kind]
 
-    def _made(self, has_roles: bool, longest_first: bool) -> HostPlanner | None:
+    def _made(self, kind: Partition) -> HostPlanner | None:
         rules = self._classes.rules
         spec = rules.spec
         try:
-            return HostPlanner(spec.variant, spec.kv_format, rules.heads, has_roles, longest_first)
+            return HostPlanner(
+                spec.variant, spec.kv_format, rules.heads, kind.has_roles, kind.deals
+            )
         except (WarploomError, OSError) as error:
             is_meant = isinstance(error, (NoHostCompiler, CompileForbidden))
             log.log(INFO if is_meant else WARNING, "no native planner, so NumPy plans: %s", error)
@@ -64,8 +65,8 @@ class HostStrategy:
         if self._found() is None:
             return
         tiles, group_size = (choice.tile for choice in rules.choices()), rules.heads.group_size
-        for kind in sorted(planner_kinds(tiles, rules.options, group_size)):
-            self._of(*kind)
+        for kind in planner_kinds(tiles, rules.options, group_size):
+            self._of(kind)
 
     def replan(self, given: Arguments) -> Planned | None:
         """Plan a batch like the last one, if this strategy planned the last one; else None.
@@ -119,7 +120,7 @@ class HostStrategy:
         size_class = classes.of(batch, choice)
         if not size_class.site.is_in_range:
             return None
-        planner = self._of(size_class.has_roles, size_class.longest_first is not None)
+        planner = self._of(size_class.partition)
         if planner is None:
             return None
         if planner is not last:

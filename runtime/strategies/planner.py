@@ -2,8 +2,10 @@
 
 The device plans if bounds are declared and leave less than four query tiles for each request,
 storage is paged or ragged, all index arrays are contiguous int32 tensors on the wrapper's device,
-and the plan need not be batch invariant. Its plan is the host's, bit for bit. Requests that a
-replay of a captured plan does not use have no rows and no keys.
+and the plan need not be batch invariant. With one tile its plan is the host's, bit for bit; with
+two roles it deals no prefills, as the host may (decision 0062), so plans may differ, and with them
+the last bits of outputs. Requests that a replay of a captured plan does not use have no rows and no
+keys.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from warploom.runtime.planning.rules import Rules
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.strategies.size_classes import SizeClass
 from warploom.scheduler.model.bounds import INT32_MAX
-from warploom.scheduler.model.problem import SHARING_TILES
+from warploom.scheduler.model.constants import SHARING_TILES
+from warploom.scheduler.model.problem import Partition
 
 _GUARD = struct.Struct("=3q23i4x")  # warploom::ReplanGuard
 _UNASKED = (0,) * 3, (1, 1, 1, 1, 0), (0,) * 4  # values if it is not checked that two roles pay
@@ -160,9 +161,9 @@ def _is_in_range(size_class: SizeClass, mix: Mix, heads: Heads) -> bool:
 
 
 def _keep_partition(limits: Limits, size_class: SizeClass, sizes: Sizes, group_size: int) -> None:
-    """Allow batches with the same `Rules.assigns_longest_first` for the one tile."""
+    """Allow batches with the same `Rules.partition` for the one tile."""
     most = (SHARING_TILES * size_class.kernel.tile.rows - 1) // group_size
-    if size_class.longest_first is None and sizes.longest_q <= most:
+    if size_class.partition is Partition.LINES and sizes.longest_q <= most:
         limits.keep("longest_q", 0, most)  # then the mean of tiles stays below SHARING_TILES
     else:
         limits.keep_equal(sizes)

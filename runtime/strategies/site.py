@@ -7,41 +7,25 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from warploom.codegen.planner_source import (
-    DEAL_SITE,
-    LEVEL_SITE,
-    OUTPUTS,
-    ROLE_SITE,
-    SITE,
+from warploom.codegen.planner_source import DEAL_SITE, LIST_SITE, OUTPUTS, ROLE_SITE, SITE
+from warploom.codegen.source import TileConfig
+from warploom.dsl.types.formats import KVFormat
+from warploom.runtime.formats import format_of
+from warploom.runtime.planning.visibility import Heads
+from warploom.runtime.strategies.scratch import (
     deal_scratch_bytes,
     list_scratch_bytes,
     role_scratch_bytes,
     scratch_bytes,
 )
-from warploom.codegen.source import TileConfig
-from warploom.dsl.types.formats import KVFormat
-from warploom.runtime.formats import format_of
-from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.model.bounds import INT32_MAX, Bounds
+from warploom.scheduler.model.constants import CTA_BITS
 from warploom.scheduler.model.cost import CostModel
-from warploom.scheduler.model.problem import (
-    SHARING_TILES,
-    TOLERANCE,
-    WORTH_CUTTING,
-    WORTH_SAVING,
-)
-from warploom.scheduler.model.roles import MOST_CTAS, PER_IDLE_PREFILL, SLICES, RolePrices
-from warploom.scheduler.partition.balance import TRIED
-from warploom.scheduler.partition.dealt_prefills import (
-    FEWEST_DEALERS,
-    MOST_DEALT_PER_CTA,
-    SMALLEST_GROUP,
-)
-from warploom.scheduler.partition.role_lists import PER_SHARED_DECODE, PER_SHARED_PREFILL
-from warploom.scheduler.partition.stream_k import FEW, IDLE, SNAP, Grid
+from warploom.scheduler.model.roles import MOST_CTAS, RolePrices
+from warploom.scheduler.partition.stream_k import Grid
 from warploom.scheduler.plans.capacity import Capacity
 
-_MOST_LOAD = 2**47  # limit of a load, which `queued` of levelling.hpp packs with a CTA's number
+_MOST_LOAD = 2 ** (63 - CTA_BITS)  # limit of a load, which levelling.hpp packs with a CTA's number
 _MOST_PRICE = 2**62  # limit of the other planners' arithmetic
 _MOST_SECTIONS = 2**31  # limit of sections, whose number `sort_by_section` packs with an item's
 
@@ -111,7 +95,7 @@ class Site:
             max_tiles=tiles, num_ctas=room.num_ctas, lines=grid.lines, heads_per_line=grid.heads,
             slices=grid.slices, rows=tile.rows, keys=tile.keys, group_size=heads.group_size,
             num_q_heads=heads.num_q, num_kv_heads=heads.num_kv, fixed=cost.fixed,
-            per_tile=cost.per_tile, grain=cost.grain, partial=cost.partial, few=FEW, snap=SNAP,
+            per_tile=cost.per_tile, grain=cost.grain, partial=cost.partial,
         )  # fmt: skip
         work = _Work(bounds, heads, tiles, room.num_ctas, active_ctas)
         if tile.decode is not None:
@@ -151,30 +135,17 @@ def _role_numbers(tile: TileConfig, active_ctas: int, prices: RolePrices) -> tup
         ROLE_SITE, active_ctas=active_ctas, decode_rows=decode.rows, decode_keys=decode.keys,
         decode_fixed=cost.fixed, decode_per_tile=cost.per_tile, decode_grain=cost.grain,
         decode_partial=cost.partial, prefill_price=prefill_price, decode_price=decode_price,
-        saturating=prices.saturating, per_idle_prefill=PER_IDLE_PREFILL,
-        per_shared_prefill=PER_SHARED_PREFILL,
-        shortest_cut=prices.cut_tiles(tile.keys), per_idle_cta=IDLE,
-        per_shared_decode=PER_SHARED_DECODE, decode_claim=prices.least_claim(cost, decode.keys),
-        cached_keys=prices.cached_keys or 0,
-    )  # fmt: skip
-
-
-def _level_numbers(cached_keys: int | None) -> tuple[int, ...]:
-    """Of LEVEL_SITE."""
-    return _in_order(
-        LEVEL_SITE, section_keys=cached_keys or 0, sharing_tiles=SHARING_TILES,
-        tolerance=TOLERANCE, worth_cutting=WORTH_CUTTING, worth_saving=WORTH_SAVING, tried=TRIED,
+        saturating=prices.saturating, shortest_cut=prices.cut_tiles(tile.keys),
+        decode_claim=prices.least_claim(cost, decode.keys), cached_keys=prices.cached_keys or 0,
     )  # fmt: skip
 
 
 def _deal_numbers(cost: CostModel, prices: RolePrices) -> tuple[int, ...]:
     """Of DEAL_SITE; `cost` is by which prefills are dealt."""
-    most_dealt_per_cta = MOST_DEALT_PER_CTA if prices.may_deal_beside_decodes else 0
     return _in_order(
-        DEAL_SITE, deal_cost_fixed=cost.fixed, deal_cost_per_tile=cost.per_tile,
-        deal_cost_grain=cost.grain, deal_cost_partial=cost.partial,
-        most_dealt_per_cta=most_dealt_per_cta, fewest_dealers=FEWEST_DEALERS,
-        smallest_group=SMALLEST_GROUP,
+        DEAL_SITE, section_keys=prices.cached_keys or 0, deal_cost_fixed=cost.fixed,
+        deal_cost_per_tile=cost.per_tile, deal_cost_grain=cost.grain,
+        deal_cost_partial=cost.partial, deals_beside_decodes=int(prices.may_deal_beside_decodes),
     )  # fmt: skip
 
 
@@ -243,7 +214,7 @@ def _of_longest_first(
     """Of one role, whose tiles are dealt."""
     slices, cached_keys = work.slices, longest_first.cached_keys
     sizes = work.max_tiles, work.bounds.max_requests, slices, work.heads.num_kv, work.num_ctas
-    numbers = work.active_ctas, *_level_numbers(cached_keys)
+    numbers = _in_order(LIST_SITE, active_ctas=work.active_ctas, section_keys=cached_keys or 0)
     is_in_range = work.fits_queue(cost, tile, cached_keys)
     return _OfKind(numbers, list_scratch_bytes(*sizes), slices, is_in_range)
 
@@ -254,13 +225,12 @@ def _of_roles(
     """Of two roles, whose lines are cut; with `longest_first` prefills may be dealt instead."""
     bounds, slices = work.bounds, 2 * work.active_ctas
     numbers = _role_numbers(tile, work.active_ctas, prices)
-    scratch = role_scratch_bytes(work.max_tiles, bounds.max_requests, work.active_ctas, SLICES)
+    scratch = role_scratch_bytes(work.max_tiles, bounds.max_requests, work.active_ctas)
     is_in_range = work.fits_line(_longest_price(tile, prices, bounds.max_kv_len))
     is_in_range = is_in_range and max(prices.units) <= INT32_MAX  # planners take them as int
     if longest_first is None:
         return _OfKind(numbers, scratch, slices, is_in_range)
     cost = CostModel.of(tile.rows, tile.keys, longest_first.piece_keys)
-    numbers += _level_numbers(prices.cached_keys)
     numbers += _deal_numbers(cost, prices)
     scratch += deal_scratch_bytes(
         work.max_tiles, bounds.max_requests, work.heads.num_kv, work.num_ctas

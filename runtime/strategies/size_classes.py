@@ -29,6 +29,7 @@ from warploom.runtime.planning.verify_plans import (
 from warploom.runtime.strategies.site import LongestFirst, Site
 from warploom.runtime.strategies.strategy import Planned, Read
 from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.problem import Partition
 from warploom.scheduler.plans.capacity import WorkspaceSize
 from warploom.scheduler.plans.unpack import unpack, unpack_batch
 
@@ -46,20 +47,19 @@ class SizeClass:
         kernel: the kernel of this tile.
         site: layout and constants of the plans.
         size: size of the workspace.
-        longest_first: how tiles are assigned; None: the Stream-K partition. With two roles, how
-            prefills are dealt; None: they lie on a line. Decodes always do.
+        partition: how tiles are assigned.
     """
 
     choice: TileChoice
     kernel: Kernel
     site: Site
     size: WorkspaceSize
-    longest_first: LongestFirst | None = None
+    partition: Partition
 
     @cached_property
     def has_roles(self) -> bool:
         """Whether its plans have two roles."""
-        return self.kernel.tile.decode is not None
+        return self.partition.has_roles
 
     def suits(
         self, batch: Measured | OnDevice, choice: TileChoice, declared: Bounds | None
@@ -105,20 +105,20 @@ class SizeClasses:
         self.rules, self.memory = rules, memory
         self._kernels = kernels
         self._last: SizeClass | None = None
-        # By choice and partition, since steps with and without a prefill alternate.
-        self._of_choices: dict[tuple[int, bool], list[SizeClass]] = {}
+        # Steps with and without a prefill alternate.
+        self._of_choices: dict[tuple[int, Partition], list[SizeClass]] = {}
 
     def of(self, batch: Measured | OnDevice, choice: TileChoice) -> SizeClass:
         """The size class of a batch with a tile, made if there is none."""
         rules, declared = self.rules, self.rules.options.bounds
-        longest_first = rules.assigns_longest_first(batch, choice.tile)
-        key = id(choice), longest_first  # size classes keep choices alive, so ids are unique
+        partition = rules.partition(batch, choice.tile)
+        key = id(choice), partition  # size classes keep choices alive, so ids are unique
         found = self._of_choices.get(key, [])
         for size_class in found:
             if size_class.suits(batch, choice, declared):
                 break
         else:
-            size_class = self._made(batch, choice, longest_first)
+            size_class = self._made(batch, choice, partition)
             if not found and len(self._of_choices) >= _KEPT:
                 self._of_choices.clear()
         if not found or found[0] is not size_class:  # the last plan's class comes first
@@ -128,18 +128,18 @@ class SizeClasses:
         return size_class
 
     def _made(
-        self, batch: Measured | OnDevice, choice: TileChoice, is_longest_first: bool
+        self, batch: Measured | OnDevice, choice: TileChoice, partition: Partition
     ) -> SizeClass:
         rules, kernel = self.rules, self._kernels.get(choice)
         room, size = self.memory.fit(batch.least_bounds, kernel)
         longest_first = None
-        if is_longest_first:
+        if partition.deals:
             longest_first = LongestFirst(rules.piece_keys, rules.cached_keys)
         site = Site.of(
             rules.spec.kv_format, rules.heads, kernel.tile, room, rules.active_ctas(kernel),
             rules.prices(kernel), longest_first,
         )  # fmt: skip
-        return SizeClass(choice, kernel, site, size, longest_first)
+        return SizeClass(choice, kernel, site, size, partition)
 
     def planned(
         self, batch: Measured | OnDevice, size_class: SizeClass, inputs: Inputs, by: str
@@ -217,7 +217,7 @@ class SizeClasses:
         packed, arrays = self._unpacked(size_class, number, captured)
         visibility = self.rules.visibility(arrays, scalars, known)
         problem = self.rules.problem(arrays.segments, size_class.kernel, visibility)
-        problem = problem.assigned(size_class.longest_first is not None)
+        problem = problem.assigned(size_class.partition)
         plan = unpack(packed, size_class.site.room, problem, arrays.indices)
         return Read(plan, visibility, arrays)
 

@@ -33,13 +33,14 @@ from warploom.runtime.declaring.wrapper_options import kernel_parts
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.launching.pretransformed_keys import Way
 from warploom.runtime.planning.composed import rules_of
-from warploom.runtime.planning.rules import Options, planner_kinds
+from warploom.runtime.planning.planner_kinds import planner_kinds
+from warploom.runtime.planning.rules import Options
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.wrappers.append import Appender
 from warploom.runtime.wrappers.selection import PageSelectionWrapper
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 from warploom.scheduler.model.bounds import Bounds
-from warploom.scheduler.model.layout import c_structs
+from warploom.scheduler.model.layout import c_planning
 
 # SM counts that a GPU, or a part of one (MIG), can have. A tile that bounds fix depends on this
 # count, which differs between GPUs of one architecture; the largest so far has 192 SMs.
@@ -131,14 +132,14 @@ class AttentionDeclaration(Declaration):
         stored = self._wrapper.planned_format(spec.kv_format)
         declared = options.bounds is not None
         tiles = [one.tile for one in choices]
-        for has_roles, longest_first in sorted(planner_kinds(tiles, options, heads.group_size)):
-            planner = PlannerSpec(spec.variant, has_roles, longest_first=longest_first)
-            source = planner.render("cpp", c_structs(roles=has_roles))
+        for kind in planner_kinds(tiles, options, heads.group_size):
+            planner = PlannerSpec(spec.variant, kind.has_roles, longest_first=kind.deals)
+            source = planner.render("cpp", c_planning(kind.has_roles))
             yield from ((source, host) for host in hosts)
         if isinstance(target, Arch) and declared and stored.plans_on_device:
             for has_roles in sorted({bool(tile.of_roles) for tile in tiles}):
                 planner = PlannerSpec(spec.variant, has_roles)
-                yield planner.render("cuda", c_structs(roles=has_roles)), target
+                yield planner.render("cuda", c_planning(has_roles)), target
 
     def _checked(self, target: Arch | HostTarget) -> tuple[AttentionSpec, Heads, Options, _Parts]:
         device = torch.device("cuda" if isinstance(target, Arch) else "cpu")

@@ -184,10 +184,12 @@ class AttentionWrapper(Inspectable):
         Index arrays may be lists, NumPy arrays, or tensors of any DLPack producer. With declared
         bounds and int32 tensors on the wrapper's device, a kernel on the current stream plans
         (`runtime.strategies.planner` says when): nothing waits, and a CUDA graph can hold plan
-        and run. This kernel does not compare page numbers and ragged keys with k and v, since only
-        `run` gets the cache: a page number beyond the cache makes `run` read past its end. If the
-        device refuses a batch, `check_plan` reports it; runs of such a plan compute nothing, leave
-        `out` and `lse` as they were, and return new tensors uninitialised.
+        and run. Where prefills and decodes have tiles of their own, its plan may differ from the
+        host's (decision 0062), and with it the last bits of outputs. This kernel does not compare
+        page numbers and ragged keys with k and v, since only `run` gets the cache: a page number
+        beyond the cache makes `run` read past its end. If the device refuses a batch, `check_plan`
+        reports it; runs of such a plan compute nothing, leave `out` and `lse` as they were, and
+        return new tensors uninitialised.
         Page numbers may always be on the device; if the host plans, these are not checked at all.
         Other device arrays are copied to the host if the host must plan, which waits for the
         device. A plan copies all index arrays (a captured plan does so at each replay): runs do not

@@ -1,7 +1,7 @@
 """The one table of plan records: NumPy layouts here, C structs in rendered source.
 
 Every field is an int32. `c_struct` emits the C structs that both back ends compile, so that names
-and order of fields are defined only here.
+and order of fields, and which lists a plan has, are defined only here.
 """
 
 from __future__ import annotations
@@ -11,16 +11,24 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from warploom.scheduler.model.constants import ENDS, ROUNDS, c_constants
+
 Ints = npt.NDArray[np.int64]  # the planner computes in int64 and stores int32
 Records = npt.NDArray[np.void]  # an array of one of the records below
 
 
 @dataclass(frozen=True)
 class Record:
-    """One kind of plan record: C name and (field, meaning) in storage order."""
+    """One kind of plan record: C name and (field, meaning) in storage order.
+
+    Attributes:
+        constants: (name, value, meaning) of what all these records have in common. They take no
+            storage.
+    """
 
     name: str
     fields: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, int, str], ...] = ()
 
     @property
     def dtype(self) -> np.dtype[np.void]:
@@ -29,6 +37,8 @@ class Record:
     def c_struct(self) -> str:
         align = 16 if len(self.fields) % 4 == 0 else 4
         lines = [f"  int {field};  // {meaning}" for field, meaning in self.fields]
+        for name, value, meaning in self.constants:
+            lines.append(f"  static constexpr int {name} = {value};  // {meaning}")
         return "\n".join([f"struct alignas({align}) {self.name} {{", *lines, "};"])
 
 
@@ -103,6 +113,13 @@ HEADER = Record(
     ),
 )
 
+# A plan of two roles has groups of num_ctas lists; this is the role of each group. First come the
+# CTAs' own prefills and own decodes, then shared prefills, which any CTA claims (rounds, then ends;
+# or whole prefills; or pieces), then shared decodes, which only decoding CTAs claim.
+ROLE_OF_LISTS = (0, 1, *(0,) * (ROUNDS - 1 + ENDS), *(1,) * ENDS)
+ROLE_LISTS = len(ROLE_OF_LISTS)
+SHARED_PREFILLS, SHARED_DECODES = 2, ROLE_LISTS - ENDS  # first group of each
+
 # Plans of two roles have shared lists that CTAs claim (decision 0043).
 ROLE_HEADER = Record(
     "PlanHeader",
@@ -115,6 +132,12 @@ ROLE_HEADER = Record(
         ("claimed", "counts claims of shared prefills; 0 between launches"),
         ("claimed_decodes", "counts claims of shared decodes; 0 between launches"),
         ("drawn", "counts CTAs that drew their number; 0 between launches"),
+    ),
+    (
+        ("kDecodeLists", ROLE_OF_LISTS.index(1), "where own decodes begin, in CTAs of the grid"),
+        ("kSharedPrefills", SHARED_PREFILLS, "the same of shared prefills"),
+        ("kSharedDecodes", SHARED_DECODES, "the same of shared decodes"),
+        ("kRoleLists", ROLE_LISTS, "where all lists end"),
     ),
 )
 
@@ -164,3 +187,12 @@ def c_structs(composed: bool = False, roles: bool = False) -> str:
     item = ROLE_ITEM if roles and not composed else WORK_ITEM
     records = (header, SEGMENT, item, MERGE, *((UNIT, ROW_MERGE) if composed else ()))
     return "\n\n".join(record.c_struct() for record in records)
+
+
+def c_planning(roles: bool = False) -> str:
+    """C source of all that compiled planners share with NumPy's: constants, and plan structs.
+
+    Args:
+        roles: the structs of plans of two roles.
+    """
+    return f"{c_constants()}\n\n{c_structs(roles=roles)}"

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 import numpy as np
 import numpy.typing as npt
 
 from warploom.errors import ArgumentError, WrongDType
 from warploom.scheduler.model.bounds import check_segments
+from warploom.scheduler.model.constants import SHARING_TILES
 from warploom.scheduler.model.cost import CostModel
 from warploom.scheduler.model.layout import SEGMENT, Ints, Records
 from warploom.scheduler.model.roles import FIRST, Role, RolePrices, check_roles, roles_of
 from warploom.scheduler.model.visibility import Visibility
 
-# The order by cost and the load limit are exact to 1/TOLERANCE of the mean load only, so that tiles
-# of like cost may stay in the order of their heads and rows: CTAs that run at the same time then
-# read the same keys.
-TOLERANCE = 64
-# Tiles are cut only if some CTA's load is 1/WORTH_CUTTING above the mean, and if cutting takes
-# 1/WORTH_SAVING off the largest load: costs are not known more exactly than that.
-WORTH_CUTTING = 16
-WORTH_SAVING = 32
-# With this many tiles per segment or more, tiles are assigned in the order of their keys. All tiles
-# of a segment read the same keys; fewer tiles share too little in the cache to decide the order.
-SHARING_TILES = 4
+
+class Partition(Enum):
+    """How the tiles of a plan are cut and assigned to CTAs."""
+
+    FIXED = auto()  # cut at multiples of one size, then longest first; of one role or two
+    LINES = auto()  # one role: a Stream-K partition cuts lines of tiles
+    LONGEST_FIRST = auto()  # one role: dealt the longest first, then loads are levelled
+    ROLES = auto()  # two roles: a line of prefills, and lines of decodes
+    ROLES_DEALT = auto()  # two roles: the same, but prefills are dealt where that is better
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether native plans of it have two roles."""
+        return self in (Partition.ROLES, Partition.ROLES_DEALT)
+
+    @property
+    def deals(self) -> bool:
+        """Whether tiles, or prefills, may be dealt the longest first and then be cut."""
+        return self in (Partition.LONGEST_FIRST, Partition.ROLES_DEALT)
 
 
 @dataclass(frozen=True)
@@ -116,11 +126,11 @@ class Problem:
         """All roles, the one with the most rows first."""
         return (Role(FIRST, self.rows, self.keys), *self.smaller)
 
-    def assigned(self, longest_first: bool) -> Problem:
-        """This problem with tiles assigned longest first, or on lines; see `may_deal` of roles."""
+    def assigned(self, partition: Partition) -> Problem:
+        """This problem with tiles assigned in this way; of FIXED it has a `split_size`."""
         if self.smaller:
-            return replace(self, may_deal=longest_first)
-        return replace(self, stream_k=not longest_first)
+            return replace(self, may_deal=partition is not Partition.ROLES)
+        return replace(self, stream_k=partition is Partition.LINES)
 
     def by_role(self) -> tuple[Problem, ...]:
         """The part of each role: a problem of one tile, in whose cost units prices are given."""

@@ -14,29 +14,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from warploom.errors import ArgumentError
+from warploom.scheduler.model.constants import CTA_BITS, ENDS, PER_IDLE_PREFILL
 from warploom.scheduler.model.cost import OPENING, CostModel
-from warploom.scheduler.model.layout import Ints, Records
+from warploom.scheduler.model.layout import ROLE_LISTS, Ints, Records
 
 FIRST = "prefill"  # name of the role with the most rows
 _MOST = 2  # most roles of a plan
-# One 32-bit counter holds how many CTAs drew a number from each end of the grid (hopper/roles.cuh).
-MOST_CTAS = 2**16 - 1
-ROUNDS = 4  # most rounds of whole prefills: CTAs own the lists of the first and claim the others
-ENDS = 3  # most lengths of the shared lists at the end of a line, each half of the one before
-# A plan has groups of num_ctas lists; this is the role of each group. First come the CTAs' own
-# prefills and own decodes, then shared prefills, which any CTA claims (rounds, then ends; or whole
-# prefills; or pieces), then shared decodes, which only decoding CTAs claim.
-ROLE_OF_LISTS = (0, 1, *(0,) * (ROUNDS - 1 + ENDS), *(1,) * ENDS)
-SLICES = (ROUNDS + ENDS, 1 + ENDS)  # most slices of each role's lines per CTA
-SHARED_PREFILLS, SHARED_DECODES = 2, len(ROLE_OF_LISTS) - ENDS  # first group of each
+MOST_CTAS = 2**CTA_BITS - 1
 
 # On an H200 it costs about 10 us to open a piece of a prefill, to write its partial result and to
 # merge it: as much as 800 keys. If prefills are cut, a CTA has two pieces. If not, the last CTA to
 # finish is half a prefill above the mean load; with fewer prefills than CTAs, it is late by all
 # that its prefill has beyond the mean load.
 SHORTEST_CUT = 4096  # keys
-LATE = 8  # an uncut prefill may exceed the mean load by 1/8 of the shortest cut
-PER_IDLE_PREFILL = 4  # prefills get 1/4 of the CTAs that neither role needs (decision 0043)
 
 
 @dataclass(frozen=True)
@@ -247,11 +237,8 @@ def split_of(size: int, keys: int) -> int:
 
 
 def num_lists(num_ctas: int, num_roles: int) -> int:
-    """Number of item lists of a plan: one per CTA, or with two roles as ROLE_OF_LISTS says.
-
-    C++: templates/common/warploom/role_lists.hpp.
-    """
-    return num_ctas if num_roles == 1 else num_ctas * len(ROLE_OF_LISTS)
+    """Number of item lists of a plan: one per CTA, or with two roles as ROLE_OF_LISTS says."""
+    return num_ctas if num_roles == 1 else num_ctas * ROLE_LISTS
 
 
 def most_cuts(num_ctas: int, num_roles: int) -> int:

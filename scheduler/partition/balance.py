@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from warploom.scheduler.model.constants import TOLERANCE, TRIED, WORTH_CUTTING, WORTH_SAVING
 from warploom.scheduler.model.cost import CostModel
 from warploom.scheduler.model.layout import Ints
-from warploom.scheduler.model.problem import TOLERANCE, WORTH_CUTTING, WORTH_SAVING
 
 # A round is a handful of array operations, whose overhead does not depend on how many items the
 # round assigns: a round of fewer items than this costs more than pushing them through a heap.
@@ -23,7 +23,6 @@ SHORT_ROUND = 24
 # Switching to a heap and back copies and sorts the whole queue, so a heap must assign many items
 # each time; but not all the rest, since falling costs may make rounds long again.
 HEAP_BLOCK = 512
-TRIED = 64  # limits tried at a time
 
 
 def assign(cost: Ints, num_ctas: int) -> tuple[Ints, Ints]:

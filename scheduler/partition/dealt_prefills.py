@@ -17,14 +17,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from warploom.scheduler.model.constants import (
+    FEWEST_DEALERS,
+    MOST_DEALT_PER_CTA,
+    SMALLEST_GROUP,
+)
 from warploom.scheduler.model.layout import Ints
 from warploom.scheduler.model.problem import Problem, tiles_share_keys
 from warploom.scheduler.partition import longest_first
 from warploom.scheduler.partition.pieces import Pieces
-
-# Measured on an H200 for prefills beside decodes: most prefills per prefilling CTA; fewest such
-# CTAs; fewest query heads of a group, where prefills would lie in rounds.
-MOST_DEALT_PER_CTA, FEWEST_DEALERS, SMALLEST_GROUP = 6, 32, 4
 
 
 def are_dealt(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from warploom.scheduler.model.constants import TOLERANCE
 from warploom.scheduler.model.layout import Ints
-from warploom.scheduler.model.problem import TOLERANCE, Problem, sections
+from warploom.scheduler.model.problem import Problem, sections
 
 
 def assigning_order(problem: Problem, cost: Ints, segment: Ints, mean: int) -> tuple[Ints, Ints]:

@@ -7,8 +7,8 @@ batch. Which CTA computes a chunk does not matter to its bits: lists are laid ou
 
 Each role's chunks are assigned longest first to the CTAs that the prices give to the role. The last
 chunks go to shared lists, mostly one in each, for CTAs that are done early. These are all but the
-first chunk of each CTA if SLICES lists for each CTA of the role hold them, else about
-1/_PER_SHARED_CHUNK of the work.
+first chunk of each CTA if PREFILL_SLICES or DECODE_SLICES lists for each CTA of the role hold them,
+else about 1/_PER_SHARED_CHUNK of the work.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from warploom.scheduler.model.constants import DECODE_SLICES, PREFILL_SLICES
 from warploom.scheduler.model.layout import Ints
 from warploom.scheduler.model.problem import Problem, WorkList
-from warploom.scheduler.model.roles import SLICES
 from warploom.scheduler.partition.balance import assign
 from warploom.scheduler.partition.fixed import Chunks
 from warploom.scheduler.partition.pieces import Pieces
@@ -34,9 +34,9 @@ def build(problem: Problem) -> WorkList:
     prefill, decode = (Chunks.of(own) for own in problem.by_role())
     prefill_ctas, decode_ctas = _ctas(problem, (prefill, decode))
     # As in `role_lists` a single CTA shares nothing, and decodes are shared only beside prefills.
-    shared = SLICES[0] - 1 if problem.active_ctas > 1 else 0
+    shared = PREFILL_SLICES - 1 if problem.active_ctas > 1 else 0
     prefills = _lists(prefill, prefill_ctas, shared * prefill_ctas, 1)
-    shared = SLICES[1] - 1 if prefill_ctas and decode_ctas > 1 else 0
+    shared = DECODE_SLICES - 1 if prefill_ctas and decode_ctas > 1 else 0
     least = problem.prices.least_claim(decode.problem.cost_model, decode.problem.keys)
     decodes = _lists(decode, decode_ctas, shared * decode_ctas, least)
     return joined_lists(problem, prefills, decodes)

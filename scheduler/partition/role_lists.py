@@ -40,22 +40,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-from warploom.scheduler.model.layout import MERGE, ROLE_ITEM, Ints, Records
-from warploom.scheduler.model.problem import Problem, WorkList, by_cta
-from warploom.scheduler.model.roles import (
+from warploom.scheduler.model.constants import (
     ENDS,
     LATE,
+    PER_IDLE_OF_FEW,
+    PER_SHARED_DECODE,
+    PER_SHARED_PREFILL,
+    PREFILL_SLICES,
     ROUNDS,
+    SNAP,
+)
+from warploom.scheduler.model.layout import (
+    MERGE,
+    ROLE_ITEM,
     SHARED_DECODES,
     SHARED_PREFILLS,
-    SLICES,
-    num_lists,
+    Ints,
+    Records,
 )
+from warploom.scheduler.model.problem import Problem, WorkList, by_cta
+from warploom.scheduler.model.roles import num_lists
 from warploom.scheduler.model.tiles import Tiles, query_tiles
 from warploom.scheduler.partition.dealt_prefills import are_dealt, deal
 from warploom.scheduler.partition.pieces import Pieces
 from warploom.scheduler.partition.stream_k import (
-    SNAP,
     Grid,
     Line,
     boundaries_at,
@@ -63,10 +71,6 @@ from warploom.scheduler.partition.stream_k import (
     fitting_slices,
     partition,
 )
-
-PER_SHARED_PREFILL = 8  # 1/8 of the prefills is shared
-PER_IDLE_OF_FEW = 8  # 1/8 of the CTAs may idle so that few prefills are cut into equal parts
-PER_SHARED_DECODE = 8  # 1/8 of the decodes is shared by the CTAs that decode
 
 
 def build(problem: Problem) -> WorkList:
@@ -282,7 +286,7 @@ def whole_lists(items: int, ctas: int, active: int) -> tuple[int, int]:
         ctas: CTAs that prefill.
         active: CTAs that may claim prefills, once they have no decodes left.
     """
-    each = -(-items // (ctas + (SLICES[0] - 1) * active))
+    each = -(-items // (ctas + (PREFILL_SLICES - 1) * active))
     return each, -(-items // each)
 
 

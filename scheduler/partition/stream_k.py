@@ -15,15 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from warploom.scheduler.model.constants import FEW, PER_IDLE_CTA, SNAP
 from warploom.scheduler.model.cost import CostModel
 from warploom.scheduler.model.layout import MERGE, WORK_ITEM, Ints, Records
 from warploom.scheduler.model.problem import Problem, WorkList, by_cta
 from warploom.scheduler.model.tiles import Tiles, key_after, query_tiles
 from warploom.scheduler.partition.pieces import Pieces
-
-IDLE = 16  # 1/16 of the CTAs may stay idle for the sake of equal lines
-FEW = 8  # most items of a slice for which CTAs may stay idle so that slices have equally many items
-SNAP = 32  # a boundary moves to the end of an item over up to 1/32 of the mean load
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Grid:
 
     @classmethod
     def of(cls, num_ctas: int, num_heads: int) -> Grid:
-        if num_ctas % num_heads * IDLE <= num_ctas and num_heads <= num_ctas:
+        if num_ctas % num_heads * PER_IDLE_CTA <= num_ctas and num_heads <= num_ctas:
             return cls(num_heads, 1, num_ctas // num_heads)
         return cls(1, num_heads, num_ctas)
 

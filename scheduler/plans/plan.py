@@ -9,15 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from warploom.errors import CapacityExceeded, WorkspaceTooSmall, WrongDType
-from warploom.scheduler.model.layout import HEADER, OPENING, ROLE_HEADER, Ints, Records
-from warploom.scheduler.model.problem import Problem, WorkList
-from warploom.scheduler.model.roles import (
+from warploom.scheduler.model.layout import (
+    HEADER,
+    OPENING,
+    ROLE_HEADER,
     ROLE_OF_LISTS,
     SHARED_DECODES,
     SHARED_PREFILLS,
-    RoleWork,
-    num_lists,
+    Ints,
+    Records,
 )
+from warploom.scheduler.model.problem import Problem, WorkList
+from warploom.scheduler.model.roles import RoleWork, num_lists
 from warploom.scheduler.partition import worklist
 from warploom.scheduler.plans.capacity import Capacity
 

@@ -8,7 +8,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from warploom.scheduler.model.roles import ENDS, ROLE_OF_LISTS, SHARED_DECODES, SHARED_PREFILLS
+from warploom.scheduler.model.constants import ENDS
+from warploom.scheduler.model.layout import ROLE_OF_LISTS, SHARED_DECODES, SHARED_PREFILLS
 from warploom.scheduler.plans.plan import Plan
 
 Flags: TypeAlias = npt.NDArray[np.bool_]

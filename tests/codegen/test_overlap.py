@@ -27,7 +27,7 @@ from warploom.dsl.types.formats import KVFormat, Paged, Ragged
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
-from warploom.scheduler.model.layout import c_structs
+from warploom.scheduler.model.layout import c_planning, c_structs
 
 # Instructions that reach global memory; those of shared memory and of parameters are others.
 GLOBAL = re.compile(r"\b(LDG|LD|STG|ST|ATOMG?|RED|LDGSTS|UTMALDG|UTMAPF|UBLKCP)(\.|\s)")
@@ -67,7 +67,7 @@ SOURCES: dict[str, Callable[[], KernelSource]] = {
     ),
     "append": append,
     "pretransform": pretransform,
-    "planner": lambda: PlannerSpec(trace(wl.Causal())).render("cuda", c_structs()),
+    "planner": lambda: PlannerSpec(trace(wl.Causal())).render("cuda", c_planning()),
 }
 
 

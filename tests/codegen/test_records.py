@@ -20,7 +20,7 @@ from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.types.formats import KVFormat
 from warploom.dsl.types.spec import AttentionSpec
 from warploom.dsl.variants.trace import trace
-from warploom.scheduler.model.layout import c_structs
+from warploom.scheduler.model.layout import c_planning, c_structs
 
 
 def spec(variant: wl.Variant, kv_format: KVFormat | None = None) -> AttentionSpec:
@@ -71,7 +71,7 @@ def test_other_kernels_record_nothing() -> None:
     kept = only_hooks(turned, ("key_transform",))
     assert kept.records == ()
     assert "seen" not in kept.input_names
-    assert "seen" not in PlannerSpec(turned).render("cpp", c_structs()).text
+    assert "seen" not in PlannerSpec(turned).render("cpp", c_planning()).text
 
 
 @pytest.mark.some(3)

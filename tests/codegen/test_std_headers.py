@@ -16,7 +16,7 @@ from warploom.dsl.types.dtypes import dtype
 from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
 from warploom.errors import NoHostCompiler
-from warploom.scheduler.model.layout import c_structs
+from warploom.scheduler.model.layout import c_planning
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
@@ -36,7 +36,7 @@ def texts() -> dict[str, str]:
     append = AppendSpec(key_value_hooks(traced), 64, 64, kind, kind, 16)
     found = {path.stem: path.read_text() for path in GOLDEN.glob("*_cpu.cpp")}
     return found | {
-        "planner": PlannerSpec(traced).render("cpp", c_structs()).text,
+        "planner": PlannerSpec(traced).render("cpp", c_planning()).text,
         "append": append.render("cpp").text,
         "prefetch": PrefetchSpec().render("cpp").text,
     }

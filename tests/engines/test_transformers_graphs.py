@@ -38,6 +38,7 @@ from warploom.runtime.formats.batch import OnDevice
 from warploom.runtime.launching.kernel_choice import KernelChoice
 from warploom.runtime.planning.rules import Options, Rules
 from warploom.runtime.planning.visibility import Heads
+from warploom.scheduler.model.problem import Partition
 
 BATCHING = "transformers.generation.continuous_batching"
 
@@ -264,7 +265,7 @@ def test_bounds_leave_plans_to_the_device(group_size: int, stored: Any, arch: Ar
         rules = Rules(spec, kernels, heads, options, torch.device("meta"))
         assert rules.fixed is not None
         batch = OnDevice.of((None,) * 4, requests, rows, bounds)
-        assert not rules.assigns_longest_first(batch, rules.fixed.tile)
+        assert rules.partition(batch, rules.fixed.tile) in (Partition.LINES, Partition.ROLES)
 
 
 @pytest.mark.parametrize("old", [0, 24])

@@ -19,6 +19,10 @@ struct alignas(16) PlanHeader {
   int claimed;  // counts claims of shared prefills; 0 between launches
   int claimed_decodes;  // counts claims of shared decodes; 0 between launches
   int drawn;  // counts CTAs that drew their number; 0 between launches
+  static constexpr int kDecodeLists = 1;  // where own decodes begin, in CTAs of the grid
+  static constexpr int kSharedPrefills = 2;  // the same of shared prefills
+  static constexpr int kSharedDecodes = 8;  // the same of shared decodes
+  static constexpr int kRoleLists = 11;  // where all lists end
 };
 
 struct alignas(16) Segment {

@@ -17,13 +17,14 @@ from support.gpu_planners import MakePlanner, choice, declared, of_lengths, plan
 import warploom as wl
 from warploom.codegen.compilers.arch import ARCHS
 from warploom.codegen.compilers.hostcc import HostTarget
-from warploom.codegen.planner_source import PlannerSpec, role_scratch_bytes
+from warploom.codegen.planner_source import PlannerSpec
 from warploom.codegen.source import TileConfig
 from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.planning.mixes import may_hold_prefills
 from warploom.runtime.planning.rules import Rules
-from warploom.scheduler.model.roles import SHORTEST_CUT, SLICES
+from warploom.runtime.strategies.scratch import role_scratch_bytes
+from warploom.scheduler.model.roles import SHORTEST_CUT
 
 DEVICE = torch.device("cuda", 0)
 
@@ -174,7 +175,7 @@ def test_devices_plan_the_largest_such_batch(group_size: int) -> None:
     rows = min(64 * requests, 2048 * 128 // group_size)
     assert may_hold_prefills(requests, rows, group_size)
     assert not may_hold_prefills(requests + 1, rows, group_size)
-    scratch = role_scratch_bytes(rows * group_size // 128 + requests, requests, sms, SLICES)
+    scratch = role_scratch_bytes(rows * group_size // 128 + requests, requests, sms)
     assert scratch <= ARCHS["sm_90a"].shared_per_cta - PlannerSpec.RESERVED
 
 

@@ -23,6 +23,7 @@ from warploom.runtime.formats import make_batch
 from warploom.runtime.formats.batch import Batch, OnDevice
 from warploom.runtime.launching.kernels import Kernels
 from warploom.runtime.strategies.planner import Planner
+from warploom.scheduler.model.problem import Partition
 
 WHERE = {"self", "device", "backend", "workspace"}
 SMS = (1, 14, 58, 78, 108, 114, 132, 148, 160, 188, 256)
@@ -141,7 +142,9 @@ def test_every_source_of_every_batch_on_the_cpu_is_named(
     kv_format: Any = declaration.kv_format
     native = type(kv_format) in (wl.Dense, wl.Ragged, wl.Paged) and not declaration.batch_invariant
     rules = made.planner.rules
-    long = any(rules.assigns_longest_first(b, one.tile) for b in batches for one in choices)
+    long = any(
+        rules.partition(b, one.tile) is Partition.LONGEST_FIRST for b in batches for one in choices
+    )
     found = [code for code in named if "warploom_planner" in code]
     assert sum("LongestFirstPlanner" in code for code in found) == (native and long)
     assert len(found) == native * (1 + long)

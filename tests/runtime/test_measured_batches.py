@@ -17,7 +17,7 @@ from warploom.codegen.compilers.hostcc import host_target
 from warploom.codegen.planner_source import PlannerSpec
 from warploom.dsl.variants.trace import trace
 from warploom.runtime.strategies.planner_params import PlannerParams
-from warploom.scheduler.model.layout import c_structs
+from warploom.scheduler.model.layout import c_planning
 
 
 @settings(max_examples=300, deadline=None)
@@ -70,7 +70,7 @@ def request_rules() -> tuple[Any, PlannerParams]:
       return 0;
     }
     """
-    source = PlannerSpec(trace(wl.Variant())).render("cpp", c_structs())
+    source = PlannerSpec(trace(wl.Variant())).render("cpp", c_planning())
     artifact = build(replace(source, text=source.text + ask), host_target())
     library = ctypes.CDLL(str(artifact.path))
     for entry in (library.all_requests, library.warploom_measure):

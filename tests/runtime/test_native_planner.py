@@ -26,13 +26,7 @@ import warploom as wl
 from warploom.codegen.build import build
 from warploom.codegen.compilers.arch import arch_named
 from warploom.codegen.compilers.hostcc import host_target
-from warploom.codegen.planner_source import (
-    PlannerSpec,
-    deal_scratch_bytes,
-    list_scratch_bytes,
-    role_scratch_bytes,
-    scratch_bytes,
-)
+from warploom.codegen.planner_source import PlannerSpec
 from warploom.codegen.source import TileConfig
 from warploom.errors import CompileError, IndexOutOfRange, NoHostCompiler, NotPlanned, WarploomError
 from warploom.runtime.formats import make_batch
@@ -41,10 +35,16 @@ from warploom.runtime.planning.rules import smaller_roles
 from warploom.runtime.planning.visibility import Heads
 from warploom.runtime.strategies import host_planner
 from warploom.runtime.strategies.planner_params import PlannerParams
+from warploom.runtime.strategies.scratch import (
+    deal_scratch_bytes,
+    list_scratch_bytes,
+    role_scratch_bytes,
+    scratch_bytes,
+)
 from warploom.runtime.strategies.site import LongestFirst, Site
 from warploom.scheduler.model.bounds import Bounds
-from warploom.scheduler.model.layout import c_structs
-from warploom.scheduler.model.roles import SLICES, RolePrices
+from warploom.scheduler.model.layout import c_planning
+from warploom.scheduler.model.roles import RolePrices
 from warploom.scheduler.plans.capacity import capacity
 from warploom.scheduler.plans.verify import verify
 
@@ -172,7 +172,7 @@ def test_scratch_memory_is_as_large_as_it_says(
     tiles = requests * rows * 4 // 16 + requests
     size = scratch_bytes(tiles, requests, ctas)
     if tile.decode is not None:
-        size = role_scratch_bytes(tiles, requests, ctas, SLICES)
+        size = role_scratch_bytes(tiles, requests, ctas)
         if longest_first is not None:
             size += deal_scratch_bytes(tiles, requests, 1, ctas)
     elif longest_first is not None:
@@ -194,7 +194,7 @@ def test_scratch_memory_ends_where_the_header_says() -> None:
       return reinterpret_cast<long long>(scratch.cut_key + p->slices + 1);
     }
     """
-    source = PlannerSpec(TRACED["causal"]).render("cpp", c_structs())
+    source = PlannerSpec(TRACED["causal"]).render("cpp", c_planning())
     artifact = build(replace(source, text=source.text + end), host_target())
     found = ctypes.CDLL(str(artifact.path)).scratch_end
     found.argtypes, found.restype = (ctypes.c_void_p,), ctypes.c_longlong
@@ -209,7 +209,7 @@ def test_scratch_memory_ends_where_the_header_says() -> None:
 
 def test_small_shared_memory_holds_what_plans_of_two_roles_need() -> None:
     """64 requests with a chunk of 4,096 fused rows, on two CTAs of each of 128 SMs."""
-    size = role_scratch_bytes(4096 // 64 + 64, 64, 2 * 128, SLICES)
+    size = role_scratch_bytes(4096 // 64 + 64, 64, 2 * 128)
     assert PlannerSpec.RESERVED + size <= arch_named("sm_89").shared_per_cta
 
 

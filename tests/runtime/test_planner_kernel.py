@@ -24,7 +24,7 @@ from warploom.runtime.strategies.host_planner import HostPlanner
 from warploom.runtime.strategies.planner_params import PlannerParams
 from warploom.runtime.strategies.site import Site
 from warploom.scheduler.model.bounds import Bounds
-from warploom.scheduler.model.layout import c_structs
+from warploom.scheduler.model.layout import c_planning
 from warploom.scheduler.model.roles import RolePrices
 from warploom.scheduler.plans.capacity import capacity
 
@@ -48,7 +48,7 @@ class Emulated:
     def __init__(self, variant: Any, site: Site, folder: Path) -> None:
         target, traced, has_roles = host_target(), trace(variant), site.room.num_roles > 1
         self.site = site
-        text = PlannerSpec(traced, has_roles).render("cuda", c_structs(roles=has_roles)).text
+        text = PlannerSpec(traced, has_roles).render("cuda", c_planning(has_roles)).text
         source, library = folder / "kernel.cpp", folder / "kernel.so"
         source.write_text('#include "cuda_intrinsics.hpp"\n' + text + _HARNESS)
         folders = (EMULATION, *(TEMPLATES / name for name in ("include", "cpu", "common")))

@@ -18,9 +18,11 @@ from warploom.dsl.variants.trace import trace
 from warploom.dsl.variants.variant import Variant
 from warploom.runtime.formats.batch import OnDevice
 from warploom.runtime.planning import rules
-from warploom.runtime.planning.rules import Options, Rules, may_be_longest_first
+from warploom.runtime.planning.planner_kinds import may_be_longest_first
+from warploom.runtime.planning.rules import Options, Rules
 from warploom.runtime.planning.visibility import Heads
 from warploom.scheduler.model.bounds import Bounds
+from warploom.scheduler.model.problem import Partition
 
 TILE = TileConfig(128, 128, 8, 2)
 
@@ -41,7 +43,10 @@ def uses_stream_k(
     batch: Any = SimpleNamespace(sizes=sizes)
     if on_device and chosen.bounds is not None:
         batch = OnDevice.of((None,) * 4, segments, rows, chosen.bounds)
-    return not of.assigns_longest_first(batch, TILE)
+    found = of.partition(batch, TILE)
+    is_fixed = bool(options.get("batch_invariant"))
+    assert found in ([Partition.FIXED] if is_fixed else [Partition.LINES, Partition.LONGEST_FIRST])
+    return found is Partition.LINES
 
 
 @pytest.fixture(autouse=True)

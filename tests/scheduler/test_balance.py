@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from warploom.scheduler.model.constants import WORTH_SAVING
 from warploom.scheduler.model.cost import CostModel
-from warploom.scheduler.model.problem import WORTH_SAVING
 from warploom.scheduler.partition.balance import assign, level
 
 

@@ -15,15 +15,12 @@ from support.mixed_plans import DEALT, DECODE, ON_A_LINE, Mixed
 from support.problems import plan_of
 from support.sampling import few
 
-from warploom.scheduler.model.roles import SHARED_PREFILLS, RolePrices
+from warploom.scheduler.model.constants import FEWEST_DEALERS, MOST_DEALT_PER_CTA, SMALLEST_GROUP
+from warploom.scheduler.model.layout import SHARED_PREFILLS
+from warploom.scheduler.model.roles import RolePrices
 from warploom.scheduler.model.visibility import AllVisible
 from warploom.scheduler.partition import worklist
-from warploom.scheduler.partition.dealt_prefills import (
-    FEWEST_DEALERS,
-    MOST_DEALT_PER_CTA,
-    SMALLEST_GROUP,
-    are_dealt,
-)
+from warploom.scheduler.partition.dealt_prefills import are_dealt
 from warploom.scheduler.partition.role_lists import rounds_of
 from warploom.scheduler.plans.plan import Plan
 from warploom.scheduler.plans.verify import verify

@@ -16,18 +16,19 @@ from support.sampling import few
 
 from warploom.errors import ArgumentError, PlanInvalid
 from warploom.scheduler.model.bounds import Bounds
-from warploom.scheduler.model.layout import HEADER, ROLE_HEADER, ROLE_ITEM, WORK_ITEM, c_structs
-from warploom.scheduler.model.roles import (
+from warploom.scheduler.model.constants import PER_SHARED_PREFILL
+from warploom.scheduler.model.layout import (
+    HEADER,
+    ROLE_HEADER,
+    ROLE_ITEM,
     SHARED_DECODES,
     SHARED_PREFILLS,
-    Role,
-    RolePrices,
-    num_lists,
-    roles_of,
+    WORK_ITEM,
+    c_structs,
 )
+from warploom.scheduler.model.roles import Role, RolePrices, num_lists, roles_of
 from warploom.scheduler.model.visibility import AllVisible
 from warploom.scheduler.partition import worklist
-from warploom.scheduler.partition.role_lists import PER_SHARED_PREFILL
 from warploom.scheduler.plans.capacity import capacity, workspace_size
 from warploom.scheduler.plans.plan import Plan
 from warploom.scheduler.plans.unpack import unpack, unpack_batch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,39 +9,34 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.emulator import TEMPLATES
 from support.mixed_plans import DECODE, PRICES, busy
 from support.problems import plan_of
 
-from warploom.scheduler.model.roles import (
+from warploom.scheduler.model.constants import (
+    DECODE_SLICES,
     ENDS,
-    LATE,
-    ROLE_OF_LISTS,
+    PER_SHARED_PREFILL,
+    PREFILL_SLICES,
     ROUNDS,
+)
+from warploom.scheduler.model.layout import (
+    ROLE_LISTS,
+    ROLE_OF_LISTS,
     SHARED_DECODES,
     SHARED_PREFILLS,
-    SLICES,
 )
 from warploom.scheduler.model.visibility import AllVisible
-from warploom.scheduler.partition.role_lists import PER_SHARED_PREFILL, rounds_of, whole_lists
+from warploom.scheduler.partition.role_lists import rounds_of, whole_lists
 from warploom.scheduler.plans.verify import verify
 
 
-def test_kernels_find_the_same_lists() -> None:
-    """The constants of role_lists.hpp, which stand in C++ once more."""
-    text = (TEMPLATES / "common/warploom/role_lists.hpp").read_text(encoding="utf-8")
-    values: dict[str, int] = {}
-    for name, value in re.findall(r"constexpr int (\w+) = ([^;]+);", text):
-        values[name] = eval(value, {}, values)
-    assert values["kMostRounds"] == ROUNDS and values["kEnds"] == ENDS
-    line = (TEMPLATES / "common/warploom/planner/line.hpp").read_text(encoding="utf-8")
-    assert f"constexpr int kLate = {LATE};" in line
-    assert (values["kPrefillLists"], values["kDecodeSlices"]) == SLICES
-    assert values["kRoleLists"] == len(ROLE_OF_LISTS)
-    assert values["kSharedPrefills"] == SHARED_PREFILLS
-    assert values["kSharedDecodes"] == SHARED_DECODES
-    assert ROLE_OF_LISTS[values["kDecodeLists"]] == ROLE_OF_LISTS[SHARED_DECODES] == 1
+def test_groups_of_lists_have_room_for_all_slices() -> None:
+    """Own prefills and own decodes come first, then the slices that CTAs share."""
+    assert SHARED_DECODES - SHARED_PREFILLS == PREFILL_SLICES - 1
+    assert ROLE_LISTS - SHARED_DECODES == DECODE_SLICES - 1
+    assert ROLE_OF_LISTS[:SHARED_PREFILLS] == (0, 1)
     assert not any(ROLE_OF_LISTS[SHARED_PREFILLS:SHARED_DECODES])
+    assert all(ROLE_OF_LISTS[SHARED_DECODES:])
 
 
 @pytest.mark.parametrize("limit", [None, 40, 13])
@@ -86,7 +80,7 @@ def test_short_prefills_are_claimed_whole(kit: Any, limit: int | None, cached: i
     found = [plan.items[slice(*plan.cta_indptr[n : n + 2])] for n in lists]
     items, whole = np.concatenate(found), -(-700 * 4 // 48) * 2
     assert len(items) == prefill.items == whole and (items["slot"] < 0).all()
-    room = prefill.ctas + (SLICES[0] - 1) * plan.problem.active_ctas
+    room = prefill.ctas + (PREFILL_SLICES - 1) * plan.problem.active_ctas
     assert {len(own) for own in found[:-1]} == {-(-whole // room)}
     by_tile, by_head = (1, 10**3) if cached in (None, 2 * longest) else (10**6, 1)
     line = items["kv_head"] * by_tile - items["row_begin"].astype(int) * by_head
@@ -122,7 +116,7 @@ def test_rounds_leave_an_eighth_and_make_up_for_the_last(
         assert items - least < ctas
         return
     assert ctas <= lists <= ctas + (ROUNDS - 1) * (ctas + others)
-    assert lists + ENDS * ctas <= ctas + (SLICES[0] - 1) * (ctas + others)  # a plan has room
+    assert lists + ENDS * ctas <= ctas + (PREFILL_SLICES - 1) * (ctas + others)  # a plan has room
     assert left * PER_SHARED_PREFILL >= items and 2 * left >= ctas + others
     assert left >= -lists % ctas * each  # who finds no list finds this
     assert are_all or lists % ctas == 0
@@ -130,7 +124,7 @@ def test_rounds_leave_an_eighth_and_make_up_for_the_last(
 
 @given(items=st.integers(1, 10**6), ctas=st.integers(1, 200), others=st.integers(0, 200))
 def test_lists_of_whole_prefills_have_room_and_hold_all(items: int, ctas: int, others: int) -> None:
-    room = ctas + (SLICES[0] - 1) * (ctas + others)
+    room = ctas + (PREFILL_SLICES - 1) * (ctas + others)
     each, lists = whole_lists(items, ctas, ctas + others)
     assert lists <= room and each * (lists - 1) < items <= each * lists
     assert each == 1 or (each - 1) * room < items  # no list is longer than room demands

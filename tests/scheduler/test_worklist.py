@@ -10,11 +10,11 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from warploom.scheduler.model.constants import SNAP, WORTH_CUTTING, WORTH_SAVING
 from warploom.scheduler.model.cost import PIECE
-from warploom.scheduler.model.problem import WORTH_CUTTING, WORTH_SAVING
 from warploom.scheduler.model.visibility import AllVisible
 from warploom.scheduler.partition import balance
-from warploom.scheduler.partition.stream_k import SNAP, Grid
+from warploom.scheduler.partition.stream_k import Grid
 from warploom.scheduler.plans.verify import verify
 
 

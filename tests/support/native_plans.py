@@ -21,7 +21,7 @@ from warploom.runtime.planning.visibility import Heads, make_visibility
 from warploom.runtime.strategies.host_strategy import HostPlanner
 from warploom.runtime.strategies.site import LongestFirst, Site
 from warploom.scheduler.model.bounds import Bounds
-from warploom.scheduler.model.problem import SHARING_TILES
+from warploom.scheduler.model.constants import SHARING_TILES
 from warploom.scheduler.model.roles import RolePrices
 from warploom.scheduler.plans.plan import Plan
 from warploom.scheduler.plans.verify import verify

@@ -12,14 +12,9 @@ from math import ceil
 
 import numpy as np
 
+from warploom.scheduler.model.constants import TOLERANCE, WORTH_CUTTING
 from warploom.scheduler.model.layout import MERGE, WORK_ITEM, Ints
-from warploom.scheduler.model.problem import (
-    TOLERANCE,
-    WORTH_CUTTING,
-    Problem,
-    WorkList,
-    sections,
-)
+from warploom.scheduler.model.problem import Problem, WorkList, sections
 from warploom.scheduler.partition.balance import limits_worth_cutting
 
 

@@ -14,11 +14,17 @@ import numpy as np
 from support import plan_text
 from support.plan_text import Item, query_tiles, work_list
 from support.plan_text_stream_k import Line, cut, laid, length, mark_at, ordered, partition
+from warploom.scheduler.model.constants import (
+    ENDS,
+    PER_SHARED_DECODE,
+    PER_SHARED_PREFILL,
+    PREFILL_SLICES,
+    ROUNDS,
+    SNAP,
+)
 from warploom.scheduler.model.layout import MERGE, ROLE_ITEM
 from warploom.scheduler.model.problem import Problem, WorkList
-from warploom.scheduler.model.roles import ENDS, ROUNDS, SLICES
-from warploom.scheduler.partition.role_lists import PER_SHARED_DECODE, PER_SHARED_PREFILL
-from warploom.scheduler.partition.stream_k import SNAP, fitting_slices
+from warploom.scheduler.partition.stream_k import fitting_slices
 
 
 def build(problem: Problem) -> WorkList:
@@ -155,7 +161,7 @@ def _parts(problem: Problem, line: Line, ctas: int) -> tuple[int, list[int], int
     total, least = length(problem, line), problem.cost_model.least_slice
     active = problem.active_ctas
     if _are_short(problem, line, ctas):
-        each = ceil(len(line) / (ctas + (SLICES[0] - 1) * active))
+        each = ceil(len(line) / (ctas + (PREFILL_SLICES - 1) * active))
         begins = [length(problem, line[:i]) for i in range(0, len(line), each)]
         return min(ctas, len(begins)), begins, total, []
     if _is_beyond(problem, line):

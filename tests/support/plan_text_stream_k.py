@@ -9,8 +9,9 @@ import itertools
 from dataclasses import replace
 
 from support.plan_text import Item, between, cost_of, query_tiles, work_list
+from warploom.scheduler.model.constants import PER_IDLE_CTA, SNAP
 from warploom.scheduler.model.problem import Problem, WorkList
-from warploom.scheduler.partition.stream_k import IDLE, SNAP, fitting_slices
+from warploom.scheduler.partition.stream_k import fitting_slices
 
 Line = list[Item]
 Boundary = tuple[int, int]  # item on the line, and its visible key tiles that come before
@@ -45,7 +46,7 @@ def partition(problem: Problem, ctas: int) -> tuple[list[Line], list[tuple[int, 
 def laid(lines: list[Line], ctas: int) -> tuple[list[Line], int]:
     """Lines of heads, or all on one line if they do not divide the CTAs; and CTAs of each."""
     slices, left = divmod(ctas, len(lines))
-    if left * IDLE > ctas or not slices:
+    if left * PER_IDLE_CTA > ctas or not slices:
         return [[item for line in lines for item in line]], ctas
     return lines, slices
 

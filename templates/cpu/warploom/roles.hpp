@@ -1,7 +1,6 @@
 // Kernels of several roles: each item is computed with the tile of its role.
 #pragma once
 
-#include <warploom/role_lists.hpp>
 #include <warploom/threads.hpp>
 
 namespace warploom {
@@ -47,8 +46,9 @@ struct Worker<Roles<First, Others...>> : Worker<First>, Worker<Others>... {
 // claim. A limit of CTAs is one of threads.
 template <class K>
 int run_roles(const typename K::Params& p, int num_ctas, int num_threads) noexcept {
-  const int active = load_record<typename K::PlanHeader>(p.header, 0).num_active;
-  return run_kernel<K>(p, kRoleLists * num_ctas, min_int(num_threads, active));
+  using Header = typename K::PlanHeader;
+  const int active = load_record<Header>(p.header, 0).num_active;
+  return run_kernel<K>(p, Header::kRoleLists * num_ctas, min_int(num_threads, active));
 }
 
 }  // namespace warploom

@@ -3,16 +3,8 @@
 #pragma once
 
 #include <warploom/planner/scratch.hpp>
-#include <warploom/role_lists.hpp>
 
 namespace warploom {
-
-// A whole item may exceed an equal slice by 1 / kLate of the shortest item that is cut: LATE of
-// scheduler/model/roles.py.
-constexpr int kLate = 8;
-// 1 of so many CTAs may idle so that few prefills are cut into equal parts: PER_IDLE_OF_FEW of
-// scheduler/partition/role_lists.py.
-constexpr int kPerIdleOfFew = 8;
 
 template <class Params, class Team>
 class Line {
@@ -90,7 +82,7 @@ class Line {
   // It takes the most lengths with which a slice of the shortest length is, on average, worth
   // claiming. Returns false, and finds no boundaries, if two lengths are already too many.
   WL_FN bool cut_decodes(int slices) {
-    const wide rest = quotient(length(), wide(p_.per_shared_decode));
+    const wide rest = length() / kPerSharedDecode;
     for (int lengths = kEnds; lengths > 1; --lengths) {
       if (rest < shortest_in(lengths) * slices * wide(p_.decode_claim)) continue;
       mark_slices({slices, slices, 0, length() - rest, slices, lengths});
@@ -160,7 +152,7 @@ class Line {
 
   // Lists of whole items.
   WL_FN Cuts whole_cuts(int ctas) const {
-    const int each = (items() - 1) / (ctas + (kPrefillLists - 1) * p_.active_ctas) + 1;
+    const int each = (items() - 1) / (ctas + (kPrefillSlices - 1) * p_.active_ctas) + 1;
     const int lists = (items() - 1) / each + 1;
     return {min(ctas, lists), lists, each, length(), 0, 1};
   }
@@ -181,7 +173,7 @@ class Line {
   // own slices take the whole line, since the rest would be pieces of one or two items. Then all
   // items have equally many slices, unless too many CTAs would have none.
   WL_FN Cuts equal_cuts(int ctas) const {
-    const wide rest = quotient(length(), wide(p_.per_shared_prefill)), least = least_slice();
+    const wide rest = length() / kPerSharedPrefill, least = least_slice();
     if (2 * items() <= ctas) {
       const int all = max(1, int(min(wide(ctas), quotient(length(), least))));
       const int fitting = fitting_slices(all);
@@ -204,10 +196,9 @@ class Line {
     bool are_all;     // there are rounds, and the last one was not left out
   };
   WL_FN Rounds rounds_of(int ctas) const {
-    const int most =
-        items() - max((items() - 1) / p_.per_shared_prefill + 1, (p_.active_ctas + 1) / 2);
+    const int most = items() - max((items() - 1) / kPerSharedPrefill + 1, (p_.active_ctas + 1) / 2);
     if (most < ctas) return {0, 0, false};
-    const int each = (most - 1) / (ctas + (kMostRounds - 1) * p_.active_ctas) + 1;
+    const int each = (most - 1) / (ctas + (kRounds - 1) * p_.active_ctas) + 1;
     const int lists = most / each;
     const wide in_rounds = (wide(lists - 1) / ctas + 1) * ctas * each;
     const bool are_all = in_rounds <= items();
@@ -217,7 +208,7 @@ class Line {
   WL_FN void mark_slices(const Cuts& cuts) {
     const int all = cuts.slices + cuts.per_length * cuts.lengths;
     const wide rest = length() - cuts.end, parts = cuts.per_length * shortest_in(cuts.lengths);
-    const wide snap = quotient(cuts.end, wide(cuts.slices) * z_.snap);
+    const wide snap = quotient(cuts.end, wide(cuts.slices) * kSnap);
     slices_ = {cuts.own, all - cuts.own};
     const int whole = cuts.each > 0 ? cuts.slices : 0;
     team_.each(team_.range(whole), [&](int i) { s_.marks[i] = {i * cuts.each, 0}; });
@@ -242,7 +233,7 @@ class Line {
   WL_FN int fitting_slices(int slices) const {
     if (items() <= slices) return slices / items() * items();
     const int each = (items() - 1) / slices + 1;
-    return each <= z_.few ? items() / each : slices;
+    return each <= kFew ? items() / each : slices;
   }
 
   WL_FN wide position(Mark mark) const {
@@ -263,7 +254,7 @@ class Line {
       const int working = option % 2 == 0 ? fitting_ : working_;
       if (option != last_option) {
         last_option = option;
-        snap = option >= 2 ? length() / (wide(working) * z_.snap) : length();
+        snap = option >= 2 ? length() / (wide(working) * kSnap) : length();
         near = -1;
       }
       s_.marks[at] = i < working ? boundary(quotient(i * length(), wide(working)), snap, near)

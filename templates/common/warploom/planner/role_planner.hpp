@@ -2,7 +2,6 @@
 #pragma once
 
 #include <warploom/planner/planner.hpp>
-#include <warploom/role_lists.hpp>
 
 namespace warploom {
 
@@ -10,6 +9,7 @@ namespace warploom {
 template <class K, class Team, class Prefills = RolePlan<K, Team>>
 class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> {
   using Params = typename K::Params;
+  using Header = typename K::PlanHeader;
   using Base = PlannerBase<K, Team, RolePlanner<K, Team, Prefills>>;
   friend Base;
 
@@ -25,10 +25,10 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
   // Lines of prefills are cut by Line::cut_prefills; they never have several options of boundaries.
   WL_FN static RoleShape shape_of_prefills(const Params& p) {
     RoleShape z = shape_of_all(p);
-    z.max_slices = kPrefillLists * p.active_ctas;
+    z.max_slices = kPrefillSlices * p.active_ctas;
     z.max_marks = z.max_slices + 1;
     z.least_rows = p.decode_rows + 1;
-    z.shared_lists = kSharedPrefills * p.num_ctas;
+    z.shared_lists = Header::kSharedPrefills * p.num_ctas;
     return z;
   }
   // Each decoding CTA has one slice of a line, by the best of the options, or shared ones besides.
@@ -43,7 +43,8 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
     z.max_marks = kOptions * (p.active_ctas + 1);
     z.role = 1;
     z.most_rows = p.decode_rows;
-    z.own_lists = kDecodeLists * p.num_ctas, z.shared_lists = kSharedDecodes * p.num_ctas;
+    z.own_lists = Header::kDecodeLists * p.num_ctas,
+    z.shared_lists = Header::kSharedDecodes * p.num_ctas;
     return z;
   }
 
@@ -80,7 +81,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
     const wide saturating = min(p_.saturating, active), others = active - saturating;
     const wide by_memory = (prefill * saturating - 1) / decode + 1;
     const wide by_all = prefill * active / (prefill + decode);
-    const wide with_idle = by_memory + (others - by_memory) / p_.per_idle_prefill;
+    const wide with_idle = by_memory + (others - by_memory) / kPerIdlePrefill;
     const wide taken = by_memory < others ? max(with_idle, others / 2) : by_all;
     return int(max(wide(1), min(taken, wide(active - 1))));
   }
@@ -88,7 +89,7 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
   // Lines of decodes on `ctas` CTAs; see `Grid.of`.
   WL_FN Grid grid_of(int ctas) const {
     const int heads = p_.num_kv_heads;
-    const bool has_each = ctas % heads * p_.per_idle_cta <= ctas && heads <= ctas;
+    const bool has_each = ctas % heads * kPerIdleCta <= ctas && heads <= ctas;
     return has_each ? Grid{heads, 1, ctas / heads} : Grid{1, heads, ctas};
   }
 
@@ -112,14 +113,14 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
       prefills = prefill_.lists(), decodes = decode_.lists();
     }
     if (team_.is_first()) {
-      typename K::PlanHeader header = this->header(status, totals);
+      Header header = this->header(status, totals);
       header.num_shared_prefills = prefills.shared;
       header.num_active = p_.active_ctas;
       header.num_decode_ctas = decodes.own;
       header.num_shared_decodes = decodes.shared;
-      *reinterpret_cast<typename K::PlanHeader*>(p_.header) = header;
+      *reinterpret_cast<Header*>(p_.header) = header;
     }
-    if (totals.items == 0) return this->fill_indptr(0, kRoleLists * p_.num_ctas + 1, 0);
+    if (totals.items == 0) return this->fill_indptr(0, Header::kRoleLists * p_.num_ctas + 1, 0);
     prefill_.write_indptr(of_prefills());
     decode_.write_indptr(of_decodes());
     fill_between(prefills, decodes, totals.items);
@@ -131,11 +132,13 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
     const int own_items = prefill_.own_items(), own = own_items + decode_.own_items();
     const int shared_decodes = items - decode_.totals().items + decode_.own_items();
     this->fill_indptr(0, first, 0);
-    this->fill_indptr(first + prefills.own, kDecodeLists * ctas, own_items);
-    this->fill_indptr(kDecodeLists * ctas + decodes.own, kSharedPrefills * ctas, own);
-    this->fill_indptr(kSharedPrefills * ctas + prefills.shared, kSharedDecodes * ctas,
-                      shared_decodes);
-    this->fill_indptr(kSharedDecodes * ctas + decodes.shared, kRoleLists * ctas + 1, items);
+    this->fill_indptr(first + prefills.own, Header::kDecodeLists * ctas, own_items);
+    this->fill_indptr(Header::kDecodeLists * ctas + decodes.own, Header::kSharedPrefills * ctas,
+                      own);
+    this->fill_indptr(Header::kSharedPrefills * ctas + prefills.shared,
+                      Header::kSharedDecodes * ctas, shared_decodes);
+    this->fill_indptr(Header::kSharedDecodes * ctas + decodes.shared, Header::kRoleLists * ctas + 1,
+                      items);
   }
 
   WL_FN void write_items() {

@@ -1,4 +1,4 @@
-// Scratch memory of the planner; codegen/planner_source.py computes its size.
+// Scratch memory of the planner; runtime/strategies/scratch.py computes its size.
 #pragma once
 
 #include <warploom/planner/memory.hpp>

@@ -5,14 +5,12 @@
 
 namespace warploom {
 
-constexpr int kOptions = 4;  // candidate sets of boundaries for a line
-
 // What is known about a role before there is a batch.
 struct RoleShape {
-  int rows, keys;                          // of a tile
-  int fixed, per_tile, grain, partial;     // costs; see scheduler/model/cost.py
-  int few, snap, max_tiles, max_requests;  // as in Params
-  int max_slices, max_marks;               // capacities: slices of a line, and boundaries
+  int rows, keys;                       // of a tile
+  int fixed, per_tile, grain, partial;  // costs; see scheduler/model/cost.py
+  int max_tiles, max_requests;          // as in Params
+  int max_slices, max_marks;            // capacities: slices of a line, and boundaries
   int role;
   int least_rows, most_rows;    // fused rows of a segment that takes the role
   int own_lists, shared_lists;  // first list that a CTA owns; first shared list
@@ -35,7 +33,7 @@ WL_FN RoleShape shape_of_all(const Params& p) {
   RoleShape z = {};
   z.rows = p.rows, z.keys = p.keys;
   z.fixed = p.fixed, z.per_tile = p.per_tile, z.grain = p.grain, z.partial = p.partial;
-  z.few = p.few, z.snap = p.snap, z.max_tiles = p.max_tiles, z.max_requests = p.max_requests;
+  z.max_tiles = p.max_tiles, z.max_requests = p.max_requests;
   z.max_slices = p.slices;
   z.max_marks = kOptions * (p.slices + 1);
   z.least_rows = 1, z.most_rows = 0x7fffffff;

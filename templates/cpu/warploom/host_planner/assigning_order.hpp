@@ -29,7 +29,7 @@ class AssigningOrder {
   // head and rows. If there are sections, the items are then sorted by section.
   WL_FN void write_longest_first(DealtItem* items, wide mean) {
     const int tiles = tiles_.tiles();
-    const wide grade = max(wide(1), mean / p_.tolerance);
+    const wide grade = max(wide(1), mean / kTolerance);
     wide most = 0;
     for (int t = 0; t < tiles; ++t) most = max(most, cost(t) / grade);
     for (int t = 0; t < tiles; ++t) sort_[t] = (most - cost(t) / grade) << 32 | t;
@@ -52,7 +52,7 @@ class AssigningOrder {
   // Whether several tiles read the same keys on average: the function of model/problem.py.
   WL_FN bool tiles_share_keys() const {
     const wide rows = wide(p_.qo_indptr[p_.num_requests]) * p_.group_size;
-    return rows >= wide(p_.sharing_tiles) * p_.rows * p_.num_requests;
+    return rows >= wide(kSharingTiles) * p_.rows * p_.num_requests;
   }
 
   WL_FN void sort_by_section(DealtItem* items, int count) {

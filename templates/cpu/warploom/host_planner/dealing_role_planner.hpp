@@ -57,10 +57,9 @@ class DealtPrefills : public RolePlan<K, Team> {
   }
   // Whether prefills beside decodes are dealt (decision 0062).
   WL_FN bool are_dealt(const Line<Params, Team>& line, int ctas) const {
-    if (ctas < params_.fewest_dealers || line.items() > params_.most_dealt_per_cta * ctas)
-      return false;
-    const bool is_better =
-        params_.group_size >= params_.smallest_group || !line.has_all_rounds(ctas);
+    if (params_.deals_beside_decodes == 0) return false;
+    if (ctas < kFewestDealers || line.items() > kMostDealtPerCta * ctas) return false;
+    const bool is_better = params_.group_size >= kSmallestGroup || !line.has_all_rounds(ctas);
     return is_better && !line.is_short(ctas);
   }
 

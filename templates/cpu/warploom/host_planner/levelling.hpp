@@ -12,8 +12,7 @@ struct Piece {
 };
 
 // A load and its CTA as one number, ordered by load, then by CTA. To split bits is faster than to
-// divide. Loads have 47 bits.
-constexpr int kCtaBits = 16;
+// divide. A load has all bits but kCtaBits and the sign.
 WL_FN wide queued(wide load, int cta) { return load << kCtaBits | cta; }
 WL_FN wide load_of(wide code) { return code >> kCtaBits; }
 WL_FN int cta_of(wide code) { return int(code & ((1 << kCtaBits) - 1)); }
@@ -46,20 +45,20 @@ class Levelling {
       gives_[i] = 0;
     }
     const wide largest = loads_[ctas - 1];
-    if (largest <= mean + mean / p_.worth_cutting) return;
+    if (largest <= mean + mean / kWorthCutting) return;
     grain_ = wide(p_.per_tile) * p_.grain;
     piece_ = wide(p_.fixed) + p_.partial;
     opening_ = (piece_ + grain_ - 1) / grain_;
     // `kept` is the most load that a CTA keeps whatever it gives. A lower limit would cut items
     // without lowering the largest load.
-    wide kept = mean + mean / p_.tolerance;
+    wide kept = mean + mean / kTolerance;
     for (int i = 0; i < ctas; ++i) {
       const wide most = max(tiles_[ctas_[i]] / p_.grain - 1, 0);
       most_[i] = most * grain_ <= p_.partial ? 0 : most;
       kept = max(kept, most_[i] > 0 ? loads_[i] + p_.partial - most_[i] * grain_ : loads_[i]);
     }
     wide limit = 0;
-    const wide end = largest - largest / p_.worth_saving + 1;
+    const wide end = largest - largest / kWorthSaving + 1;
     if (lowest_fitting(kept, end, limit)) lay_out(limit);
   }
 
@@ -95,7 +94,7 @@ class Levelling {
   // Finds the lowest limit in [begin, end) that fits, if all limits above a fitting one fit.
   WL_FN bool lowest_fitting(wide begin, wide end, wide& found) const {
     while (begin < end) {
-      const wide step = (end - begin + p_.tried - 1) / p_.tried;
+      const wide step = (end - begin + kTried - 1) / kTried;
       wide tried = begin;
       while (tried < end && !fits(tried)) tried += step;
       if (tried < end && (tried == begin || step == 1)) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <warploom/device/qualifiers.cuh>
-#include <warploom/role_lists.hpp>
 
 namespace warploom {
 
@@ -64,13 +63,14 @@ class ClaimState {
   // kNoList, too.
   template <class K>
   WL_FN void claim_prefills(const typename K::Params& p, int place) volatile {
-    lists_[place] = claim(header_of<K>(p).claimed, prefills_, kSharedPrefills);
+    lists_[place] = claim(header_of<K>(p).claimed, prefills_, K::PlanHeader::kSharedPrefills);
   }
   template <class K>
   WL_FN void claim_decodes(const typename K::Params& p, int place) volatile {
     const bool may = claims_decodes();
     lists_[place] =
-        may ? claim(header_of<K>(p).claimed_decodes, decodes_, kSharedDecodes) : kNoList;
+        may ? claim(header_of<K>(p).claimed_decodes, decodes_, K::PlanHeader::kSharedDecodes)
+            : kNoList;
   }
   // The number of the list that was drawn into a place, or kNoList.
   WL_FN unsigned list(int place) const volatile { return lists_[place]; }

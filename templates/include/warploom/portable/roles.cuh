@@ -25,7 +25,7 @@ template <class Decode>
 WL_FN void stream_lists(const typename Decode::Params& p, char* shared_memory,
                         volatile ClaimState& claims) {
   if (!claims.has_decodes()) return;
-  List list = list_of<Decode>(p, kDecodeLists * gridDim.x + claims.cta());
+  List list = list_of<Decode>(p, Decode::PlanHeader::kDecodeLists * gridDim.x + claims.cta());
   auto opening = load_first_opening<Decode>(p, list.number);
 #pragma unroll 1
   for (int place = 0; list.is_empty(); place ^= 1) {
