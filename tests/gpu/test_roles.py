@@ -107,7 +107,7 @@ def cut_all(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
         (STREAMED & wl.AttentionSink(), wl.Paged(16), "bfloat16", (96, 96), TALL_OF_96),
         # boxes that are parts of blocks
         (wl.Causal(), wl.Paged(80), "bfloat16", (128, 128), GATHERED),
-        (STREAMED, wl.Paged(40, layout="HND"), "float16", (64, 64), OF_64),
+        (STREAMED, wl.Paged(40, layout="HND"), "float16", (64, 64), OF_64_MASKED),
         (PACKED, wl.Paged(3), "bfloat16", (128, 128), TILE),
         (PACKED, wl.Ragged(), "bfloat16", (64, 64), PORTABLE),
     ],
