@@ -13,7 +13,10 @@ from contextlib import contextmanager
 import torch
 
 from warploom.errors import CompileForbidden, ForbiddenUnderCapture
+from warploom.runtime.devices.cuda import load_driver
 from warploom.runtime.tensors.shortcuts import current_device
+
+_ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 
 
 class _PoolCaptures(threading.local):
@@ -48,6 +51,17 @@ def is_capturing(device: torch.device) -> bool:
         return torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
+
+
+def capture_number(stream: int) -> int:
+    """The driver's number of the capture that a stream, by its handle, is part of; 0 if of none.
+
+    The legacy default stream can be in no capture, and may not be asked while there is one.
+    """
+    if stream == 0:
+        return 0
+    status, capturing, number, *_ = load_driver().cuStreamGetCaptureInfo(stream)
+    return int(number) if int(status) == 0 and int(capturing) == _ACTIVE else 0
 
 
 def refuse_under_capture(device: torch.device, what: str, remedy: str) -> None:

@@ -7,7 +7,7 @@ from weakref import WeakMethod
 
 import torch
 
-from warploom.runtime.devices.graph import is_capturing
+from warploom.runtime.devices.graph import capture_number, is_capturing
 from warploom.runtime.tensors import shortcuts
 
 
@@ -20,7 +20,8 @@ class Streams:
     graphs are the caller's to order.
 
     The last stream is remembered, so one that another library made (`torch.cuda.ExternalStream`)
-    must outlive its use here: until a call on another stream, which waits for it, has been made.
+    must outlive its use here: until a call on another stream, which waits for it, has been made
+    outside of captures.
     torch's own streams are never destroyed. An event behind every launch would end that need, at a
     microsecond of host time for each run.
     """
@@ -50,18 +51,25 @@ class Streams:
         return handle
 
     def used(self, tensor: torch.Tensor) -> None:
-        """Keep torch from reusing a tensor's memory before the caller's stream is done with it.
+        """Keep torch from reusing a tensor's memory before streams are done with it.
 
+        These are the caller's and the last one, on which runs may follow without another word.
         Graphs hold what their captures read (`graph_hold.py`).
         """
-        if tensor.is_cuda and not is_capturing(self._device):
-            tensor.record_stream(torch.cuda.current_stream(self._device))
+        if not tensor.is_cuda:
+            return
+        if is_capturing(self._device):
+            self._handle = -1  # the next call outside of captures tells its stream
+            return
+        tensor.record_stream(torch.cuda.current_stream(self._device))
+        if self._last is not None:
+            tensor.record_stream(self._last)
 
     def _follow_last(self, handle: int) -> None:
         if handle == self._handle:
             return
         stream = torch.cuda.current_stream(self._device)
-        if self._last is not None:
+        if self._last is not None and self._last.cuda_stream != handle:
             stream.wait_stream(self._last)
         taken = None if self._taken is None else self._taken()
         if taken is not None:
@@ -71,12 +79,11 @@ class Streams:
     def _follow_branches(self) -> None:
         """Let the captured stream wait for those of the same capture that launched before."""
         stream = torch.cuda.current_stream(self._device)
+        number = capture_number(stream.cuda_stream)
         for other in (self._last, self._captured):
             if other is None or other.cuda_stream == stream.cuda_stream:
                 continue
-            with torch.cuda.stream(other):
-                is_branch = is_capturing(self._device)
-            if is_branch:
+            if number and capture_number(other.cuda_stream) == number:
                 stream.wait_stream(other)
         self._captured = stream
 

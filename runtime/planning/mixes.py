@@ -12,7 +12,7 @@ from warploom.dsl.types.spec import AttentionSpec
 from warploom.runtime.formats.batch import RoleSizes, RoleTiles, Sizes
 from warploom.runtime.planning.visibility import Heads
 
-_LANES_OF_GRAPHS = (64, FULL_LANES)  # lanes of heads for which such kernels were measured
+_FEWER_LANES, _SMALL_GROUP = 64, 8  # the other heads for which kernels of graphs were measured
 _PREFILL_ROWS = 256  # rows of a request; one with fewer may be drafts to verify
 # Rows of the mean request: with fewer all may be drafts, with more most rows belong to prefills.
 _FEWEST_ROWS, _FEW_ROWS = 8, 64
@@ -85,10 +85,11 @@ def may_hold_prefills(requests: int, rows: int, group_size: int, lanes: int = FU
     Args:
         requests, rows: requests and query rows of the largest batch.
         group_size: query heads of a key/value head.
-        lanes: lanes of a head; others than 64 and 128 were not measured, and get one tile.
+        lanes: lanes of a head; others than 128, and 64 in groups of up to 8, were not measured,
+            and get one tile.
     """
     return (
-        lanes in _LANES_OF_GRAPHS
+        (lanes == FULL_LANES or (lanes == _FEWER_LANES and group_size <= _SMALL_GROUP))
         and 1 < requests <= _MOST_REQUESTS
         and rows - requests >= _PREFILL_ROWS
         and _FEWEST_ROWS * requests <= rows <= _FEW_ROWS * requests

@@ -138,6 +138,7 @@ def test_one_kernel_has_two_roles_where_prefills_may_come_beside_decodes(
         {"batch_invariant": True},
         {"kv_format": wl.BlockSparse((16, 16)), "bounds": wl.Bounds(160, 4224, 8192, 1024, 160)},
         {"head_dim": 96},  # not measured
+        {"head_dim": 64, "num_q_heads": 16, "num_kv_heads": 1},  # likewise
         {"num_q_heads": 17, "num_kv_heads": 1},  # no tile of decodes has rows for a group
     ],
 )

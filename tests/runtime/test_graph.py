@@ -6,7 +6,6 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -214,20 +213,18 @@ class User:
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeStream], None]:
-    """Makes a stream the current one, as `torch.cuda.stream` does for a while."""
+    """Makes a stream the current one."""
+    known: dict[int, FakeStream] = {}
     current = [FakeStream(0)]
 
-    @contextmanager
-    def stream(other: FakeStream) -> Iterator[None]:
-        current.append(other)
-        yield
-        current.pop()
+    def take(stream: FakeStream) -> None:
+        known[stream.cuda_stream] = current[0] = stream
 
-    monkeypatch.setattr(torch.cuda, "stream", stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: current[-1])
-    monkeypatch.setattr(streams.shortcuts, "raw_stream", lambda _: current[-1].cuda_stream)
-    monkeypatch.setattr(streams, "is_capturing", lambda _: current[-1].is_captured)
-    return lambda one: current.__setitem__(-1, one)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: current[0])
+    monkeypatch.setattr(streams.shortcuts, "raw_stream", lambda _: current[0].cuda_stream)
+    monkeypatch.setattr(streams, "is_capturing", lambda _: current[0].capture > 0)
+    monkeypatch.setattr(streams, "capture_number", lambda handle: known[handle].capture)
+    return take
 
 
 def test_each_stream_waits_for_the_one_before(use: Callable[[FakeStream], None]) -> None:
@@ -238,7 +235,7 @@ def test_each_stream_waits_for_the_one_before(use: Callable[[FakeStream], None])
         use(caller[turn])
         assert order.current() == caller[turn].cuda_stream
     assert [stream.waited for stream in caller] == [[7], [0, 8], [7]]
-    captured = FakeStream(9, is_captured=True)
+    captured = FakeStream(9, capture=1)
     use(captured)
     assert order.current() == 9
     assert captured.waited == []  # an edge from work that is not captured ends a capture
@@ -249,21 +246,21 @@ def test_each_stream_waits_for_the_one_before(use: Callable[[FakeStream], None])
 
 
 def test_branches_of_one_capture_wait_for_each_other(use: Callable[[FakeStream], None]) -> None:
-    first, second, apart = (FakeStream(handle, is_captured=True) for handle in (1, 2, 3))
+    first, second, apart = FakeStream(1), FakeStream(2, capture=5), FakeStream(3, capture=6)
     order = streams.Streams(torch.device("cuda", 0))
-    first.is_captured = False
     use(first)
     order.current()  # the run before a capture, on the stream that is captured then
-    first.is_captured = True
-    for stream in (first, first, second, first):
-        use(stream)
+    first.capture = 5
+    for stream in (first, first, second, apart, second, first):
+        use(stream)  # another graph is captured at the same time, and must not be waited for
         order.current()
-    assert first.waited == [2] and second.waited == [1]
-    first.is_captured = second.is_captured = False
-    use(apart)  # of another graph
+    assert first.waited == [2] and set(second.waited) == {1}
+    assert apart.waited == []
+    first.capture = second.capture = 0
+    use(apart)
     order.current()
     assert apart.waited == []
-    apart.is_captured = False
+    apart.capture = 0
     order.current()
     assert apart.waited == [1]  # the last that was not captured
 
@@ -272,16 +269,25 @@ def test_what_a_stream_reads_is_kept_until_it_has(
     use: Callable[[FakeStream], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also on the first stream, whose tensors another stream may have allocated."""
-    kept: list[Any] = []
+    kept: list[int] = []
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: kept.append(stream))
-    order, stream = streams.Streams(torch.device("cuda", 0)), FakeStream(7)
-    use(stream)
+    record = lambda _, stream: kept.append(stream.cuda_stream)  # noqa: E731
+    monkeypatch.setattr(torch.Tensor, "record_stream", record)
+    order, user = streams.Streams(torch.device("cuda", 0)), User()
+    order.tell(user.taken)
+    use(FakeStream(7))
     order.used(torch.ones(1))
-    assert kept == [stream]
-    use(FakeStream(8, is_captured=True))
+    assert kept == [7]
+    order.current()
+    use(FakeStream(9))
+    order.used(torch.ones(1))  # as `select` on another stream than that of the runs
+    assert kept == [7, 9, 7]
+    use(FakeStream(7, capture=1))
     order.used(torch.ones(1))
-    assert kept == [stream]
+    assert kept == [7, 9, 7] and user.streams == [7]
+    use(FakeStream(7))
+    order.current()
+    assert user.streams == [7, 7]  # which records what the capture was given
 
 
 def test_a_cache_too_small_is_named_under_capture_without_reading_the_plan(

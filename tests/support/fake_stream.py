@@ -6,8 +6,8 @@ from __future__ import annotations
 class FakeStream:
     """Notes the streams that it waited for."""
 
-    def __init__(self, handle: int, is_captured: bool = False) -> None:
-        self.cuda_stream, self.is_captured = handle, is_captured
+    def __init__(self, handle: int, capture: int = 0) -> None:
+        self.cuda_stream, self.capture = handle, capture  # the number of its capture; 0 for none
         self.waited: list[int] = []
 
     def wait_stream(self, other: FakeStream) -> None:
