@@ -2,9 +2,9 @@
 
 Prices of Hopper's tiles are for an H200, by FLOPs, elements and bytes. For 16-bit keys of 128 lanes
 and decode tiles of 8 rows they were compared with recorded splits of 112 batches
-(`benchmarks/role_splits.py --fit`). Those of 64 and 96 lanes, tiles of 16 rows and 8-bit keys are
-the best of a few on 9 to 11 batches each (docs/experiments/mixed-plans.md, "Prices of other
-heads"). Prices of portable tiles were never measured; plans for other GPUs use the same prices.
+(`benchmarks/role_splits.py --fit`). Those of 64 and 96 lanes, tiles of 16 rows and 8-bit keys lie
+among a few that were tried on 9 to 11 batches each (docs/experiments/mixed-plans.md, "Prices of
+other heads"). Prices of portable tiles were never measured; other GPUs have the same prices.
 """
 
 from __future__ import annotations

@@ -127,7 +127,13 @@ class BatchAttention(Facade):
             if not step.declaration.scores.has_cap:
                 reason = f"is {logits_soft_cap}, but plan() was given none; plan with it"
                 raise ArgumentError(name="logits_soft_cap", reason=reason)
-            self._reshape(step.declaration.sm_scale, logits_soft_cap=logits_soft_cap)
+            with self._reshape(step.declaration.sm_scale, logits_soft_cap=logits_soft_cap):
+                return self._attend_both(q, kv_cache, out, lse, k_scale, v_scale)
+        return self._attend_both(q, kv_cache, out, lse, k_scale, v_scale)
+
+    def _attend_both(
+        self, q: Any, kv_cache: Any, out: Any, lse: Any, k_scale: Any, v_scale: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         found: tuple[torch.Tensor, torch.Tensor] = self._attend(
             q, unpacked(kv_cache, self.kv_layout), out=out, lse=lse, return_lse=True,
             scales=RunScales.of(None, k_scale, v_scale),
@@ -191,7 +197,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
             reason = f"are {len(args)}; expected sinks and sm_scale"
             raise ArgumentError(name="arguments behind the cache", reason=reason)
         sinks, sm_scale = args
-        self._reshape(float(sm_scale))
-        return super().run(q, paged_kv_cache, sinks=sinks, **named)
+        with self._reshape(float(sm_scale)):
+            return super().run(q, paged_kv_cache, sinks=sinks, **named)
 
     run_return_lse = partialmethod(run, return_lse=True)

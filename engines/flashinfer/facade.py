@@ -9,7 +9,8 @@ CUDA graphs all that runs have used, as replays run none), others at their first
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from numbers import Real
@@ -88,8 +89,8 @@ class Reshaped:
     """What `forward` is given in place of what `plan` was given.
 
     Attributes:
-        sm_scale: factor of q.k.
-        changes: arguments of `Shaping`, and their values.
+        sm_scale: factor of q.k, as a declaration has it.
+        changes: arguments of `Shaping`, and their values there: equal for what means the same.
     """
 
     sm_scale: float | None
@@ -252,10 +253,11 @@ class Facade:
         self._forget()
         if self._use_cuda_graph:
             self._keep(step, bounds)
-        for use in self._uses or (Use(),):
-            self._wrapper(step, use)
+        uses = list(self._uses) or [Use()]
         if not self._use_cuda_graph:
-            self._uses = {}
+            self._uses = {}  # also if the batch is refused for one of them
+        for use in uses:
+            self._wrapper(step, use)
         self._step = step.copied()
 
     def _keep(self, step: Step, bounds: Bounds | None) -> None:
@@ -297,12 +299,22 @@ class Facade:
             raise NotPlanned(what=self._missing)
         return self._step
 
-    def _reshape(self, sm_scale: float | None, **changes: Any) -> None:
-        """What `forward` is given holds until the next plan, in place of what `plan` was given."""
-        step = self._planned()
-        given = Reshaped(sm_scale, tuple(changes.items()))
-        is_planned = given.of(step) == step
-        self._reshaped = None if is_planned else given
+    @contextmanager
+    def _reshape(self, sm_scale: float | None, **changes: Any) -> Iterator[None]:
+        """Within it, and until the next plan, these hold in place of what `plan` was given.
+
+        If what is within raises, those of before hold again.
+        """
+        step, before = self._planned(), self._reshaped
+        asked = Reshaped(sm_scale, tuple(changes.items())).of(step)
+        alike = tuple((name, getattr(asked.shaping, name)) for name in changes)
+        is_planned = (asked.declaration, asked.shaping) == (step.declaration, step.shaping)
+        self._reshaped = None if is_planned else Reshaped(asked.declaration.sm_scale, alike)
+        try:
+            yield
+        except BaseException:
+            self._reshaped = before
+            raise
 
     def _check_window(self, window_left: int | None) -> None:
         """A window of a run must be that of the plan, as in FlashInfer."""
@@ -326,8 +338,8 @@ class Facade:
             # replays would repeat this batch's plan
             what = "run() or forward() was given what no run since the plan was given, or left it"
             raise ForbiddenUnderCapture(what=what, remedy="Run so once before the capture.")
-        self._uses[use] = None
         self.wrapper = wrapper = self._wrapper(step, use)
+        self._uses[use] = None  # which it is planned for
         inputs: dict[str, Any] = {}
         if use.scales and scales is not None:
             inputs |= scales.inputs

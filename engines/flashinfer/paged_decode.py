@@ -274,14 +274,14 @@ class BatchDecodeWithPagedKVCacheWrapper(Facade):
         The batch is planned again where it differs. Arguments, results and errors are those of
         `plan` and `run`.
         """
-        self._reshape(
+        with self._reshape(
             sm_scale, pos_encoding_mode=pos_encoding_mode, window_left=window_left,
             logits_soft_cap=logits_soft_cap, rope_scale=rope_scale, rope_theta=rope_theta,
-        )  # fmt: skip
-        return self.run(
-            q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
-            return_lse=return_lse,
-        )  # fmt: skip
+        ):  # fmt: skip
+            return self.run(
+                q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
+                return_lse=return_lse,
+            )  # fmt: skip
 
     forward_return_lse = partialmethod(forward, return_lse=True)
 

@@ -294,10 +294,12 @@ class BatchPrefillWithPagedKVCacheWrapper(Facade):
         and errors are those of `plan` and `run`.
         """
         del use_fp16_qk_reduction
-        self._reshape(
+        with self._reshape(
             sm_scale, causal=causal, pos_encoding_mode=pos_encoding_mode, window_left=window_left,
             logits_soft_cap=logits_soft_cap, rope_scale=rope_scale, rope_theta=rope_theta,
-        )  # fmt: skip
-        return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+        ):  # fmt: skip
+            return self.run(
+                q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse
+            )
 
     forward_return_lse = partialmethod(forward, return_lse=True)

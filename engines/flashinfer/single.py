@@ -19,8 +19,14 @@ from warploom.errors import WrongShape
 from warploom.runtime.calls.attention import attention
 from warploom.runtime.tensors.tensors import as_torch
 
+# warploom's words -> those of these calls, which have no arguments for types and take k and v
+_WORDS = {
+    "dtype": "the type of q", "dtype torch": "q of type torch", "dtype=": "q of type ",
+    "with dtype": "with q of type", "kv": "k and v",
+}  # fmt: skip
 
-@in_words()
+
+@in_words(**_WORDS)
 def single_prefill_with_kv_cache(
     q: Any,
     k: Any,
@@ -98,7 +104,7 @@ def single_prefill_with_kv_cache(
 single_prefill_with_kv_cache_return_lse = partial(single_prefill_with_kv_cache, return_lse=True)
 
 
-@in_words()
+@in_words(**_WORDS)
 def single_decode_with_kv_cache(
     q: Any,
     k: Any,

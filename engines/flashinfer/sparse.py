@@ -203,8 +203,8 @@ class BlockSparseAttentionWrapper(Facade):
         del use_fp16_qk_reduction, rope_scale, rope_theta
         if checked_encoding(pos_encoding_mode) != "NONE":
             refuse(f"pos_encoding_mode={pos_encoding_mode!r} over blocks", *_POSITIONS)
-        self._reshape(sm_scale, logits_soft_cap=logits_soft_cap)
-        return self.run(q, k, v, scale_q, scale_k, scale_v)
+        with self._reshape(sm_scale, logits_soft_cap=logits_soft_cap):
+            return self.run(q, k, v, scale_q, scale_k, scale_v)
 
 
 def convert_bsr_mask_layout(mask: Any, indptr: Any) -> torch.Tensor:

@@ -17,6 +17,7 @@ from warploom.errors import (
     FrozenByGraph,
     NotPlanned,
     UnequalRequests,
+    WrongShape,
 )
 from warploom.runtime.wrappers.wrapper import AttentionWrapper
 
@@ -114,6 +115,31 @@ def test_what_forward_is_given_holds_until_the_next_plan() -> None:
     assert_close(wrapper.run_return_lse(batch.q, batch.cache), batch.expected(LAYERS[1]))
     planned(wrapper, batch)
     assert_close(wrapper.run_return_lse(batch.q, batch.cache), batch.expected(LAYERS[0]))
+
+
+def test_a_refused_forward_changes_nothing() -> None:
+    """Neither runs of the batch, nor later plans."""
+    wrapper, batch = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE), BATCHES[0]
+    for _ in range(2):
+        planned(wrapper, batch)
+        with pytest.raises(ArgumentError, match="sm_scale"):
+            wrapper.forward(batch.q, batch.cache, sm_scale=float("nan"))
+        with pytest.raises(WrongShape):
+            wrapper.forward(batch.q[:1], batch.cache, logits_soft_cap=2.0)
+        assert_close(wrapper.run_return_lse(batch.q, batch.cache), batch.expected(LAYERS[0]))
+
+
+def test_values_of_forward_that_mean_the_same_are_of_one_plan() -> None:
+    wrapper, batch = of_graphs(), BATCHES[0]
+    planned(wrapper, batch, logits_soft_cap=2.0)
+    seen = set()
+    alike = {"window_left": -1}, {"window_left": -2}, {"rope_theta": 1e4}, {"sm_scale": 32**-0.5}
+    for given in alike:
+        wrapper.forward(batch.q, batch.cache, logits_soft_cap=3.0, **given)
+        seen.add(id(wrapper.wrapper))
+    assert len(seen) == 1
+    wrapper.forward(batch.q, batch.cache, logits_soft_cap=2.0)  # as it is planned
+    assert id(wrapper.wrapper) not in seen
 
 
 @pytest.mark.parametrize(
