@@ -317,9 +317,11 @@ class Facade:
             raise
 
     def _check_window(self, window_left: int | None) -> None:
-        """A window of a run must be that of the plan, as in FlashInfer."""
-        planned = self._planned().shaping.window_left
-        if window_left is not None and max(window_left, -1) != max(planned, -1):
+        """A window of a run must be that of the plan, or of `forward` since, as in FlashInfer."""
+        step = self._planned()
+        shaping = (step if self._reshaped is None else self._reshaped.of(step)).shaping
+        planned = shaping.window_left
+        if window_left is not None and max(window_left, -1) != planned:
             reason = f"is {window_left}, but plan() was given {planned}; plan with the window"
             raise ArgumentError(name="window_left", reason=reason)
 

@@ -113,7 +113,12 @@ def test_what_forward_is_given_holds_until_the_next_plan() -> None:
     planned(wrapper, batch)
     forward(wrapper, batch, LAYERS[1])
     assert_close(wrapper.run_return_lse(batch.q, batch.cache), batch.expected(LAYERS[1]))
+    forward(wrapper, batch, LAYERS[2])
+    got = wrapper.run_return_lse(batch.q, batch.cache, window_left=LAYERS[2].window)
+    assert_close(got, batch.expected(LAYERS[2]))
     planned(wrapper, batch)
+    with pytest.raises(ArgumentError, match="window_left"):
+        wrapper.run(batch.q, batch.cache, window_left=LAYERS[2].window)
     assert_close(wrapper.run_return_lse(batch.q, batch.cache), batch.expected(LAYERS[0]))
 
 
