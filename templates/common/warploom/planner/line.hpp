@@ -209,7 +209,6 @@ class Line {
     const int all = cuts.slices + cuts.per_length * cuts.lengths;
     const wide rest = length() - cuts.end, parts = cuts.per_length * shortest_in(cuts.lengths);
     const wide snap = quotient(cuts.end, wide(cuts.slices) * kSnap);
-    slices_ = {cuts.own, all - cuts.own};
     const int whole = cuts.each > 0 ? cuts.slices : 0;
     team_.each(team_.range(whole), [&](int i) { s_.marks[i] = {i * cuts.each, 0}; });
     int near = -1;
@@ -220,6 +219,7 @@ class Line {
                                   : cuts.end + quotient(parts_before(further, cuts) * rest, parts);
       s_.marks[i] = boundary(at, snap, near);
     });
+    slices_ = {cuts.own, all - cuts.own};  // set last, for the loops above take all registers
     team_.sync();
   }
 

@@ -58,9 +58,12 @@ class RolePlan : public QueryTiles<K, Team> {
     const CutCount line = cuts_of_line();
     return {lines_ * (items() + line.cuts), lines_ * line.opens, lines_ * (line.cuts + line.opens)};
   }
-  // Numbers of own and shared lists, and of items in CTAs' own lists: 0 before take_cuts().
-  WL_FN OwnAndShared lists() const { return {lines_ * slices_.own, lines_ * slices_.shared}; }
-  WL_FN int own_items() const { return slices_.own > 0 ? lines_ * items_before(slices_.own) : 0; }
+  // Numbers of own and shared lists, and of items in CTAs' own lists: 0 if there are no tiles.
+  WL_FN OwnAndShared lists() const {
+    if (tiles_ == 0) return {0, 0};
+    return {lines_ * slices_.own, lines_ * slices_.shared};
+  }
+  WL_FN int own_items() const { return tiles_ > 0 ? lines_ * items_before(slices_.own) : 0; }
 
   // Writes where the lists of all slices begin (cta_indptr).
   WL_FN void write_indptr(const Offsets& offsets = {}) {
@@ -108,9 +111,7 @@ class RolePlan : public QueryTiles<K, Team> {
   }
 
   // Counts of a whole line. They are read again at each use: a device has no registers for them.
-  WL_FN CutCount cuts_of_line() const {
-    return slices_.own > 0 ? s_.counts[slices()] : CutCount{0, 0};
-  }
+  WL_FN CutCount cuts_of_line() const { return tiles_ > 0 ? s_.counts[slices()] : CutCount{0, 0}; }
 
   // Lower half: 1 if boundary i makes a new cut in an item. Upper half (2^32): 1 if boundary i is
   // also the first to cut that item.
@@ -324,7 +325,7 @@ class RolePlan : public QueryTiles<K, Team> {
   }
 
   int lines_ = 1, heads_ = 0;  // heads of a line
-  OwnAndShared slices_ = {0, 0};
+  OwnAndShared slices_;  // of take_cuts(); with a value before it, a device would spill a register
   Offsets offsets_;
   bool is_by_tile_ = false;
   mutable Steps<int> run_of_item_{0};
