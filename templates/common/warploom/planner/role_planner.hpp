@@ -121,8 +121,8 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
       *reinterpret_cast<Header*>(p_.header) = header;
     }
     if (totals.items == 0) return this->fill_indptr(0, Header::kRoleLists * p_.num_ctas + 1, 0);
-    prefill_.write_indptr(of_prefills());
-    decode_.write_indptr(of_decodes());
+    if (prefill_.tiles() > 0) prefill_.write_indptr(of_prefills());
+    if (decode_.tiles() > 0) decode_.write_indptr(of_decodes());
     fill_between(prefills, decodes, totals.items);
   }
 
