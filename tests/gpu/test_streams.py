@@ -244,13 +244,14 @@ def test_inputs_of_a_first_plan_outlive_the_runs_that_read_them(cuda: Any) -> No
     torch.cuda.current_stream().wait_stream(side)
     attention.plan(*lengths, slopes=own)
     torch.cuda.synchronize()
-    torch.cuda._sleep(LONG)
+    torch.cuda._sleep(60 * LONG)  # the lines below end before, on a busy host too
     out = attention.run(q, kv)
     attention.plan(*lengths, slopes=slopes)
     at = own.data_ptr()
     del own
     with torch.cuda.stream(side):
         again = torch.full((4,), 99.0, device=cuda)  # would have that memory, and be written first
+    assert not torch.cuda.current_stream().query()
     assert again.data_ptr() != at
     torch.cuda.synchronize()
     assert torch.equal(out, expected)
