@@ -23,6 +23,8 @@ TEMPLATES = Path(warploom.templates.__file__).parent
 _ATTENTION = ("threads", "roles")  # a kernel includes one of them, and nothing else
 # Not optimised, in half of the time. A macro keeps them apart from the others in the cache.
 _QUICK = ("-O0", "-DWARPLOOM_TESTED_QUICKLY")
+# Memory that a kernel or planner reads before it writes it has absurd values, not 0 by chance.
+_PATTERN = "-ftrivial-auto-var-init=pattern"
 _OURS = "-fno-code-hoisting"  # a flag of GCC that all kernels have, and other callers have not
 # Headers compiled without sanitizers do for no others, which would read the text instead.
 _SCRIPT = """#!/bin/sh
@@ -67,7 +69,7 @@ def compiler_with_headers(folder: Path, quick: bool) -> str | None:
         return None
     if os.environ.get("CXX") or _OURS not in target.flags:
         return None
-    more = _QUICK if quick else ()
+    more = _quick_flags(target.command) if quick else ()
     command = [*target.command, *target.flags, *more]
     command += [f"-I{TEMPLATES / x}" for x in ("cpu", "common")]
     std, attention = (
@@ -84,6 +86,12 @@ def compiler_with_headers(folder: Path, quick: bool) -> str | None:
         draft.chmod(0o755)
         draft.replace(script)
     return str(script)
+
+
+def _quick_flags(command: Sequence[str]) -> tuple[str, ...]:
+    asked = [*command, _PATTERN, "-E", "-x", "c++", os.devnull]  # GCC knows it from 12 on
+    knows = subprocess.run(asked, capture_output=True).returncode == 0
+    return (*_QUICK, _PATTERN) if knows else _QUICK
 
 
 def _std_text() -> str:

@@ -109,9 +109,7 @@ class Planner : public PlannerBase<K, Team, Planner<K, Team>> {
     this->fill_indptr(idle, p_.num_ctas + 1, totals.items);
   }
 
-  WL_FN void write_items() {
-    if (plan_.tiles() > 0) plan_.write_items();
-  }
+  WL_FN void write_items() { plan_.write_items(); }
 
   RolePlan<K, Team> plan_;
 };

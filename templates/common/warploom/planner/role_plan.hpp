@@ -67,6 +67,7 @@ class RolePlan : public QueryTiles<K, Team> {
 
   // Writes where the lists of all slices begin (cta_indptr).
   WL_FN void write_indptr(const Offsets& offsets = {}) {
+    if (tiles_ == 0) return;
     offsets_ = offsets;
     const Range lines = {0, lines_};
     team_.each(team_.range(slices()), [&](int i) {
@@ -79,6 +80,7 @@ class RolePlan : public QueryTiles<K, Team> {
   // A host writes slice by slice. On a device, different warps write pieces and whole items side by
   // side; the thread that writes the first item of a list also writes the list's opening.
   WL_FN void write_items(const Offsets& offsets = {}) {
+    if (tiles_ == 0) return;
     offsets_ = offsets;
     if constexpr (Team::kIsHost) {
       write_in_order();
@@ -325,7 +327,9 @@ class RolePlan : public QueryTiles<K, Team> {
   }
 
   int lines_ = 1, heads_ = 0;  // heads of a line
-  OwnAndShared slices_;  // of take_cuts(); with a value before it, a device would spill a register
+  // Set by take_cuts(), which a role without tiles never calls: with a value before it, a device
+  // would spill a register. The public functions ask for tiles before they read it.
+  OwnAndShared slices_;
   Offsets offsets_;
   bool is_by_tile_ = false;
   mutable Steps<int> run_of_item_{0};

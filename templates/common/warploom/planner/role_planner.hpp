@@ -121,8 +121,8 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
       *reinterpret_cast<Header*>(p_.header) = header;
     }
     if (totals.items == 0) return this->fill_indptr(0, Header::kRoleLists * p_.num_ctas + 1, 0);
-    if (prefill_.tiles() > 0) prefill_.write_indptr(of_prefills());
-    if (decode_.tiles() > 0) decode_.write_indptr(of_decodes());
+    prefill_.write_indptr(of_prefills());
+    decode_.write_indptr(of_decodes());
     fill_between(prefills, decodes, totals.items);
   }
 
@@ -142,8 +142,8 @@ class RolePlanner : public PlannerBase<K, Team, RolePlanner<K, Team, Prefills>> 
   }
 
   WL_FN void write_items() {
-    if (prefill_.tiles() > 0) prefill_.write_items(of_prefills());
-    if (decode_.tiles() > 0) decode_.write_items(of_decodes());
+    prefill_.write_items(of_prefills());
+    decode_.write_items(of_decodes());
   }
 
   Prefills prefill_;
